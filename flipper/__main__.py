@@ -1,0 +1,5 @@
+"""`python -m flipper`."""
+
+from flipper.cli import main
+
+main(prog_name="flipper")

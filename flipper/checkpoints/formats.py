@@ -1,0 +1,48 @@
+"""The formats by name, and which of them a file or directory is: told from its content, never from its extension."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.source import Source
+from flipper.errors import CheckpointError, UsageError
+
+FILES: Final = {
+    "safetensors": ("flipper.checkpoints.safetensors", "SafetensorsFile"),
+}
+"""Format of a single file -> module and class, in the order of sniffing; the module's sniff(source) decides."""
+
+DIRECTORIES: Final[dict[str, tuple[str, str]]] = {}
+"""Format of a directory -> module and class; the module's sniff(folder) decides."""
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint: reads headers, never tensor data.
+
+    Raises UsageError when the path doesn't exist, CheckpointError when it holds no readable checkpoint.
+    """
+    found = Path(path)
+    if not found.exists():
+        raise UsageError(f"{found} does not exist")
+    if found.is_dir():
+        return _open(found, found, DIRECTORIES)
+    if not found.is_file():
+        raise CheckpointError("unreadable", f"{found}: neither a file nor a directory")
+    return _open(found, Source(found), FILES)
+
+
+def _open(path: Path, probe: Path | Source, formats: dict[str, tuple[str, str]]) -> Checkpoint:
+    for module_name, class_name in formats.values():
+        module = import_module(module_name)
+        if module.sniff(probe):
+            checkpoint: Checkpoint = getattr(module, class_name)(path)
+            return checkpoint
+    kind = "directory" if isinstance(probe, Path) else "file"
+    known = "safetensors, PyTorch (zip, legacy, TorchScript), HDF5, Keras .keras"
+    if kind == "directory":
+        known = "an index of shards (*.index.json), torch.distributed.checkpoint (.metadata)"
+    raise CheckpointError("foreign", f"{path}: this {kind} is no checkpoint that flipper knows; known: {known}")

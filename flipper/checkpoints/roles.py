@@ -1,0 +1,39 @@
+"""What a tensor is for, told from its name: one table of rules for every format."""
+
+from __future__ import annotations
+
+import re
+
+ROLES = ("parameter", "buffer", "optimizer", "other")
+
+_RULES = (
+    (
+        "optimizer",
+        r"optim(izer)?(_?states?(_dict)?|_?weights)?|opt_?state|adam\w*|sgd\w*",
+        r"exp_avg(_sq)?|max_exp_avg_sq|momentum_buffer|square_avg|grad_avg|acc_delta|master_param|fp32_param",
+    ),
+    (
+        "other",
+        r"rng(_?states?)?|progress|(lr_?)?schedulers?|scaler|random_states?|args|config|hyper_parameters",
+        r"step|epoch|iteration|global_step|seed",
+    ),
+    (
+        "buffer",
+        r"buffers?",
+        r"running_mean|running_var|num_batches_tracked|moving_mean(:0)?|moving_variance(:0)?|avg_mean|avg_var|inv_freq",
+    ),
+)
+"""(role, a component anywhere in the name, the last component); the first rule that fits."""
+
+_COMPILED = tuple((role, re.compile(anywhere), re.compile(last)) for role, anywhere, last in _RULES)
+
+
+def role_of(name: str) -> str:
+    """parameter, buffer, optimizer or other, for a name whose components are split at dots and slashes."""
+    components = [part for part in re.split(r"[./]", name.lower()) if part]
+    for role, anywhere, last in _COMPILED:
+        if any(anywhere.fullmatch(part) for part in components[:-1]):
+            return role
+        if components and last.fullmatch(components[-1]):
+            return role
+    return "parameter"

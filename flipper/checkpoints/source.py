@@ -1,0 +1,67 @@
+"""Source: random read access to a file, or to a window of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flipper.errors import CheckpointError
+
+
+class Source:
+    """Bytes [start, start + size) of a file, read by position; the file is opened at the first read.
+
+    size: None for all that follows `start`.
+    Raises CheckpointError: unreadable, or truncated when fewer bytes are there than were asked for.
+    """
+
+    def __init__(self, path: Path, start: int = 0, size: int | None = None) -> None:
+        self.path = path
+        self.start = start
+        self._descriptor: int | None = None
+        try:
+            self.size = path.stat().st_size - start if size is None else size
+        except OSError as error:
+            raise CheckpointError("unreadable", f"{path}: {error.strerror}") from error
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Exactly `count` bytes from `offset`; raises CheckpointError("truncated") if they are not all there."""
+        if offset < 0 or count < 0 or offset + count > self.size:
+            seen = f"bytes {offset} to {offset + count} are wanted, the file holds {self.size}"
+            raise CheckpointError("truncated", f"{self.path}: {seen}")
+        pieces = []
+        position, left = self.start + offset, count
+        while left:
+            piece = self._pread(min(left, 1 << 30), position)
+            if not piece:
+                raise CheckpointError("truncated", f"{self.path}: the file ended while it was read")
+            pieces.append(piece)
+            position, left = position + len(piece), left - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def head(self, count: int) -> bytes:
+        """Up to `count` bytes from the beginning."""
+        return self.read(0, min(count, self.size))
+
+    def window(self, start: int, size: int) -> Source:
+        """The part [start, start + size) of this source as one of its own."""
+        if start < 0 or size < 0 or start + size > self.size:
+            raise CheckpointError("truncated", f"{self.path}: bytes {start} to {start + size} are not in the file")
+        return Source(self.path, self.start + start, size)
+
+    def close(self) -> None:
+        """Close the file; the next read opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _pread(self, count: int, position: int) -> bytes:
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._descriptor, count, position)
+        except OSError as error:
+            raise CheckpointError("unreadable", f"{self.path}: {error.strerror}") from error
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,70 @@
+"""Every error that flipper raises on purpose, each with the exit code that a shell sees.
+
+    FlipperError                  1  failed at run time
+    ├── UsageError                2  wrong usage (also ValueError)
+    │   └── NothingEligible       2  the selection leaves no bit to strike
+    ├── CheckpointError           4  the input is not a readable checkpoint (also ValueError)
+    ├── TooFewBits                1  fewer bits can be struck, or pass the guards, than were asked for
+    ├── OutputError               1  the output exists, or can't be written (also OSError)
+    └── MismatchError             1  a plan or manifest does not fit the checkpoint
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+REASONS: Final = {
+    "truncated": "the file ends before its content does",
+    "foreign": "the content is of no known checkpoint format",
+    "header": "a rule of the format's header is broken",
+    "checksum": "a stored checksum does not match the data",
+    "missing-shard": "a file that the checkpoint names is not there",
+    "encrypted": "an archive entry is encrypted",
+    "spanned": "the archive spans several files",
+    "pickle": "the pickle stream is damaged",
+    "pickle-too-deep": "the pickle stream nests too deep",
+    "pickle-too-big": "the pickle stream is too big",
+    "locked": "another process has the file open for writing",
+    "unsupported-storage": "the bytes lie in a way that flipper can't patch",
+    "unreadable": "the operating system refuses to read it",
+}
+
+
+class FlipperError(Exception):
+    """Base of all errors that flipper raises on purpose; the message is one or two lines for the user."""
+
+    exit_code = 1
+
+
+class UsageError(FlipperError, ValueError):
+    """The options don't make sense together, or name something that isn't there."""
+
+    exit_code = 2
+
+
+class NothingEligible(UsageError):
+    """The selection leaves no bit to strike."""
+
+
+class CheckpointError(FlipperError, ValueError):
+    """The input is not a readable checkpoint. `reason` is a key of REASONS."""
+
+    exit_code = 4
+
+    def __init__(self, reason: str, message: str) -> None:
+        if reason not in REASONS:
+            raise KeyError(reason)
+        super().__init__(f"{message} [{reason}]")
+        self.reason = reason
+
+
+class TooFewBits(FlipperError):
+    """Fewer bits can be struck, or pass the guards, than were asked for."""
+
+
+class OutputError(FlipperError, OSError):
+    """The output exists already, or can't be written."""
+
+
+class MismatchError(FlipperError):
+    """A plan or a manifest does not fit the checkpoint that it should strike."""
