@@ -6,7 +6,8 @@
     ├── CheckpointError           4  the input is not a readable checkpoint (also ValueError)
     ├── TooFewBits                1  fewer bits can be struck, or pass the guards, than were asked for
     ├── OutputError               1  the output exists, or can't be written (also OSError)
-    └── MismatchError             1  a plan or manifest does not fit the checkpoint
+    ├── MismatchError             1  a plan or manifest does not fit the checkpoint
+    └── TrainingError             1  a rank failed, died or hung
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class CheckpointError(FlipperError, ValueError):
             raise KeyError(reason)
         super().__init__(f"{message} [{reason}]")
         self.reason = reason
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[CheckpointError], tuple[str, str]]:
+        # The default would call __init__ with the joined text only, and so break every process pool.
+        return type(self), (self.reason, self.message)
 
 
 class TooFewBits(FlipperError):
@@ -68,3 +74,7 @@ class OutputError(FlipperError, OSError):
 
 class MismatchError(FlipperError):
     """A plan or a manifest does not fit the checkpoint that it should strike."""
+
+
+class TrainingError(FlipperError):
+    """A rank of a training run failed, died or hung."""

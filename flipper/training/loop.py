@@ -1,0 +1,187 @@
+"""What every rank runs: load, train, evaluate, save; rank 0 tells the launching process what happens."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from flipper.errors import FlipperError, OutputError, TrainingError, UsageError
+from flipper.training import canonical, parallel, recipes, saving, seeds
+from flipper.training.canonical import State
+from flipper.training.launch import Emit, Place, one_line
+from flipper.training.progress import Progress
+from flipper.training.recipes.recipe import Data, Recipe
+from flipper.training.spec import TrainSpec
+
+
+def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
+    """One rank's part of a training run. Only rank 0 emits, and only rank 0 writes files."""
+    began = time.monotonic()
+    run = _begin(spec, place, emit)
+    run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed)
+    evaluated = -1
+    while run.progress.step < run.total:
+        run.train_step()
+        if run.progress.batch == 0:
+            run.evaluate()
+            evaluated = run.progress.step
+        if spec.save_every and run.progress.step % spec.save_every == 0 and run.progress.step < run.total:
+            run.save()
+    if evaluated != run.progress.step:
+        run.evaluate()
+    if spec.save:
+        run.save()
+    run.end(began)
+
+
+def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
+    """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state."""
+    recipe = recipes.get(spec.recipe)
+    data = recipe.data()
+    batches = len(data.train_targets) // recipe.batch_size
+    total = spec.steps if spec.steps is not None else (spec.epochs or 0) * batches
+    if spec.resume is None:
+        seed = spec.seed or 0
+        torch.manual_seed(seeds.derive(seed, "initial"))
+        model = recipe.model()
+        state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        progress = Progress(0, 0, 0, seed)
+    else:
+        state = saving.load(spec.resume)
+        model = recipe.model()
+        canonical.check(state, model, spec.recipe)
+        progress = Progress.from_state(state, batches)
+    if progress.step > total:
+        raise UsageError(
+            f"{spec.resume} is at step {progress.step} already, after the {total} steps that were asked for "
+            f"(--steps and --epochs count from the beginning of training; an epoch has {batches})"
+        )
+    device = parallel.device_of(place)
+    layout = parallel.set_up(spec.parallel.kind, recipe, place, device)
+    layout.load(state)
+    if spec.seed is None or spec.seed == progress.seed:
+        seeds.reinstate(state, progress.seed, place.rank, device)
+    else:  # a resumed run with other data order and dropout
+        progress = replace(progress, seed=spec.seed)
+        seeds.seed_rank(spec.seed, place.rank)
+    run = Run(spec, place, device, emit, recipe, data, batches, total, layout, progress)
+    run.refuse_existing()
+    return run
+
+
+@dataclass
+class Run:
+    """A training run under way on one rank. Its methods are collectives: all ranks call them together."""
+
+    spec: TrainSpec
+    place: Place
+    device: torch.device
+    send: Emit
+    recipe: Recipe
+    data: Data
+    batches: int
+    total: int
+    layout: parallel.Layout
+    progress: Progress
+
+    def emit(self, event: str, **values: object) -> None:
+        """Tell the launching process, if this is rank 0."""
+        if self.place.rank == 0:
+            self.send({"event": event, **values})
+
+    def train_step(self) -> None:
+        """One batch: its samples are a function of seed, epoch and position alone."""
+        began = time.monotonic()
+        position, size = self.progress.batch * self.recipe.batch_size, self.recipe.batch_size
+        order = seeds.batch_order(self.progress.seed, self.progress.epoch, len(self.data.train_targets))
+        picked = order[position : position + size]
+        try:
+            result = self.layout.step(self.data.train_features[picked], self.data.train_targets[picked])
+        except FlipperError:
+            raise
+        except Exception as error:  # whatever a struck state makes torch raise
+            raise TrainingError(f"{one_line(error)} (in step {self.progress.step + 1})") from error
+        epoch = self.progress.epoch
+        self.progress = self.progress.advance(self.batches)
+        self.emit(
+            "step",
+            step=self.progress.step,
+            epoch=epoch,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=result.lr,
+            samples_per_s=size / max(time.monotonic() - began, 1e-9),
+        )
+
+    def evaluate(self) -> None:
+        """Loss and accuracy on the test data, of the canonical state on rank 0, whatever the layout."""
+        state = self.layout.gather()
+        if self.place.rank:
+            return
+        model = self.recipe.model()
+        prefix = "model."
+        model.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        model.eval()
+        with torch.no_grad():
+            output = model(self.data.test_features)
+        loss = self.recipe.loss(output, self.data.test_targets).item()
+        accuracy = self.recipe.accuracy(output, self.data.test_targets).item()
+        self.emit("eval", step=self.progress.step, epoch=self.progress.epoch, loss=loss, accuracy=accuracy)
+
+    def save(self) -> None:
+        """Write this step's checkpoint, on rank 0."""
+        assert self.spec.save
+        state = self.canonical_state()
+        if self.place.rank == 0:
+            path = self._path(self.progress.step)
+            saving.save(state, path, self.spec.checkpoint_format)
+            saving.name_last(path)
+            self.emit("saved", step=self.progress.step, path=str(path))
+
+    def canonical_state(self) -> State:
+        """Model, optimizer, progress and every rank's generators, on rank 0; empty elsewhere."""
+        state = self.layout.gather()
+        generators: list[State] = [{} for _ in range(self.place.world)]
+        mine = seeds.capture(self.place.rank, self.device)
+        dist.gather_object(mine, generators if self.place.rank == 0 else None)
+        if self.place.rank:
+            return {}
+        for generator in generators:
+            state.update(generator)
+        return {**state, **self.progress.to_state()}
+
+    def end(self, began: float) -> None:
+        """The digests: of the canonical state, and of all that the next step depends on, rank by rank."""
+        resident = {**self.layout.resident(), **seeds.capture(self.place.rank, self.device), **self.progress.to_state()}
+        mine = canonical.digest(resident, ("model.", "optimizer.", "rng.", "progress."))
+        ranks = [""] * self.place.world
+        dist.gather_object(mine, ranks if self.place.rank == 0 else None)
+        state = self.layout.gather()
+        self.emit(
+            "end",
+            step=self.progress.step,
+            state_digest=canonical.digest(state),
+            resume_digest=hashlib.sha256("\n".join(ranks).encode()).hexdigest(),
+            seconds=time.monotonic() - began,
+        )
+
+    def refuse_existing(self) -> None:
+        """Raise OutputError before the first step if a checkpoint to be written is there already."""
+        if self.spec.save is None:
+            return
+        every = self.spec.save_every
+        later = range(every, self.total, every) if every else ()
+        for step in (*later, self.total):
+            if step <= self.progress.step < self.total:
+                continue
+            if self._path(step).exists():
+                raise OutputError(f"{self._path(step)} exists; choose another --save folder or remove it")
+
+    def _path(self, step: int) -> Path:
+        assert self.spec.save
+        return saving.checkpoint_path(self.spec.save, step, self.spec.checkpoint_format)

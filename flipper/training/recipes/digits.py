@@ -1,0 +1,75 @@
+"""Two small networks for scikit-learn's handwritten digits (1797 images of 8x8, ten classes)."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from flipper.training.recipes.recipe import Data, Recipe
+
+
+@functools.cache
+def digits() -> Data:
+    """Every fifth image is for testing: the set is ordered by writer, so both halves know all of them."""
+    from sklearn.datasets import load_digits
+
+    features, targets = load_digits(return_X_y=True)
+    images = torch.from_numpy(features).float().div(16).reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(targets).long()
+    test = torch.arange(len(labels)) % 5 == 4
+    return Data(images[~test], labels[~test], images[test], labels[test])
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """The share of samples whose largest output is the target's."""
+    return (output.argmax(dim=1) == target).double().mean()
+
+
+def mlp() -> nn.Sequential:
+    """64-64-32-10 with ReLU; 6,570 parameters."""
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64, 64),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(64, 32),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(32, 10),
+        )
+    )
+
+
+def cnn() -> nn.Sequential:
+    """Two 3x3 convolutions with BatchNorm, one pooling, dropout, one linear layer; 10,026 parameters."""
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(1, 16, 3, padding=1),
+            bn1=nn.BatchNorm2d(16),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            bn2=nn.BatchNorm2d(32),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            dropout=nn.Dropout(0.25),
+            fc=nn.Linear(512, 10),
+        )
+    )
+
+
+def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD with momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam with its usual betas."""
+    return torch.optim.Adam(parameters, lr=0.003)
+
+
+MLP = Recipe("digits-mlp", mlp, digits, nn.functional.cross_entropy, accuracy, momentum, 64, ("fc2", "fc3"))
+CNN = Recipe("digits-cnn", cnn, digits, nn.functional.cross_entropy, accuracy, adam, 64, ("conv2", "flatten"))

@@ -1,0 +1,88 @@
+"""Trains: launches the ranks, follows what they report, and sums it up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flipper.training import launch
+from flipper.training.launch import Emit, Place
+from flipper.training.spec import Event, TrainSpec
+
+
+@dataclass
+class TrainResult:
+    """What a run came to: the last evaluation, the digests of INTERFACE section 7, and the files written."""
+
+    spec: TrainSpec
+    seed: int = 0
+    first_step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    state_digest: str = ""
+    resume_digest: str = ""
+    seconds: float = 0.0
+    files: list[str] = field(default_factory=list)
+
+    def note(self, event: Event) -> None:
+        """Take in one event of the run."""
+        match event["event"]:
+            case "start":
+                self.seed, self.first_step = event["seed"], event["step"]
+            case "eval":
+                self.loss, self.accuracy = event["loss"], event["accuracy"]
+            case "saved":
+                self.files.append(event["path"])
+            case "end":
+                self.steps, self.seconds = event["step"], event["seconds"]
+                self.state_digest, self.resume_digest = event["state_digest"], event["resume_digest"]
+
+    def record(self) -> dict[str, object]:
+        """The record that `flipper train` prints."""
+        return {
+            "recipe": self.spec.recipe,
+            "layout": str(self.spec.parallel),
+            "seed": self.seed,
+            "first_step": self.first_step,
+            "steps": self.steps,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "state_digest": self.state_digest,
+            "resume_digest": self.resume_digest,
+            "seconds": round(self.seconds, 3),
+            "files": self.files,
+        }
+
+
+def train(
+    spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False
+) -> TrainResult:
+    """Run a training job on fresh local processes and wait for it.
+
+    on_event: called with each event (INTERFACE section 7, and "start") as it happens.
+    Raises UsageError, CheckpointError, MismatchError, OutputError, or TrainingError when a rank fails.
+    """
+    result = TrainResult(spec)
+
+    def follow(event: Event) -> None:
+        result.note(event)
+        if on_event is not None:
+            on_event(event)
+
+    launch.run_ranks(
+        functools.partial(_train_rank, spec),
+        spec.parallel.ranks,
+        follow,
+        device=spec.device,
+        timeout=spec.timeout,
+        verbose=verbose,
+    )
+    return result
+
+
+def _train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
+    from flipper.training.loop import train_rank  # imports torch, which the launching process can do without
+
+    train_rank(spec, place, emit)
