@@ -1,7 +1,7 @@
 """The canonical state: full, unsharded tensors by name, the same for every layout, so that all share checkpoints.
 
-    model.<parameter or buffer>         optimizer.<parameter>.<exp_avg, momentum_buffer, step ...>
-    progress.<step, epoch, batch, seed> rng.rank<N>.<cpu, cuda>
+model.<parameter or buffer>         optimizer.<parameter>.<exp_avg, momentum_buffer, step ...>
+progress.<step, epoch, batch, seed> rng.rank<N>.<cpu, cuda>
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def check(state: Mapping[str, Tensor], module: nn.Module, recipe: str) -> None:
         if name.startswith("optimizer."):
             owner = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
             if owner is None or (tensor.dim() and tensor.shape != owner.shape):
-                raise MismatchError(f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter")
+                raise MismatchError(
+                    f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter"
+                )
 
 
 def _describe(tensor: Tensor) -> str:
@@ -72,6 +74,11 @@ def _describe(tensor: Tensor) -> str:
 def tensor_bytes(tensor: Tensor) -> bytes:
     """A tensor's bytes in row-major order, little-endian as torch's machines are; of any dtype."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes (a NaN equals itself, -0 differs from 0)."""
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and tensor_bytes(a) == tensor_bytes(b)
 
 
 def digest(state: Mapping[str, Tensor], prefixes: Iterable[str] = ("model.", "optimizer.")) -> str:

@@ -85,7 +85,10 @@ def run_ranks(
             place = Place(rank, world, device, f"file://{folder}/rendezvous", timeout)
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(body, place, theirs, verbose), name=f"flipper-rank-{rank}", daemon=False
+                target=_rank_main,
+                args=(body, place, theirs, verbose),
+                name=f"flipper-rank-{rank}",
+                daemon=False,
             )
             process.start()
             theirs.close()
@@ -138,7 +141,9 @@ def _cause(failures: dict[int, Failure | None], processes: list[BaseProcess]) ->
     for rank, failure in failures.items():
         if failure is None:
             processes[rank].join(GRACE_SECONDS)
-            return TrainingError(f"rank {rank} of {len(processes)} died ({_manner(processes[rank].exitcode)})")
+            return TrainingError(
+                f"rank {rank} of {len(processes)} died ({_manner(processes[rank].exitcode)})"
+            )
     rank, first = min(
         ((rank, failure) for rank, failure in failures.items() if failure), key=lambda pair: pair[1].time
     )

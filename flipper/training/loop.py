@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from flipper.errors import FlipperError, OutputError, TrainingError, UsageError
 from flipper.training import canonical, parallel, recipes, saving, seeds
@@ -16,26 +17,20 @@ from flipper.training.canonical import State
 from flipper.training.launch import Emit, Place, one_line
 from flipper.training.progress import Progress
 from flipper.training.recipes.recipe import Data, Recipe
-from flipper.training.spec import TrainSpec
+from flipper.training.spec import TrainSpec, checkpoint_path
 
 
 def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
     """One rank's part of a training run. Only rank 0 emits, and only rank 0 writes files."""
     began = time.monotonic()
     run = _begin(spec, place, emit)
+    run.refuse_existing()
     run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed)
-    evaluated = -1
+    if run.progress.step == run.total:
+        run.look_and_save()
     while run.progress.step < run.total:
         run.train_step()
-        if run.progress.batch == 0:
-            run.evaluate()
-            evaluated = run.progress.step
-        if spec.save_every and run.progress.step % spec.save_every == 0 and run.progress.step < run.total:
-            run.save()
-    if evaluated != run.progress.step:
-        run.evaluate()
-    if spec.save:
-        run.save()
+        run.look_and_save()
     run.end(began)
 
 
@@ -45,15 +40,13 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     data = recipe.data()
     batches = len(data.train_targets) // recipe.batch_size
     total = spec.steps if spec.steps is not None else (spec.epochs or 0) * batches
+    torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
+    model = recipe.model()
     if spec.resume is None:
-        seed = spec.seed or 0
-        torch.manual_seed(seeds.derive(seed, "initial"))
-        model = recipe.model()
         state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        progress = Progress(0, 0, 0, seed)
+        progress = Progress(0, 0, 0, spec.seed or 0)
     else:
         state = saving.load(spec.resume)
-        model = recipe.model()
         canonical.check(state, model, spec.recipe)
         progress = Progress.from_state(state, batches)
     if progress.step > total:
@@ -69,9 +62,7 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     else:  # a resumed run with other data order and dropout
         progress = replace(progress, seed=spec.seed)
         seeds.seed_rank(spec.seed, place.rank)
-    run = Run(spec, place, device, emit, recipe, data, batches, total, layout, progress)
-    run.refuse_existing()
-    return run
+    return Run(spec, place, device, emit, recipe, data, model, batches, total, layout, progress)
 
 
 @dataclass
@@ -84,6 +75,7 @@ class Run:
     send: Emit
     recipe: Recipe
     data: Data
+    whole: nn.Sequential
     batches: int
     total: int
     layout: parallel.Layout
@@ -118,17 +110,29 @@ class Run:
             samples_per_s=size / max(time.monotonic() - began, 1e-9),
         )
 
+    def look_and_save(self) -> None:
+        """After a step: evaluate at the end of an epoch and of the run, save where --save says."""
+        step = self.progress.step
+        if step == self.total or self.progress.batch == 0:
+            self.evaluate()
+        if self._saves_at(step):
+            self.save()
+
     def evaluate(self) -> None:
-        """Loss and accuracy on the test data, of the canonical state on rank 0, whatever the layout."""
+        """Loss and accuracy on the test data, of the canonical state on rank 0, whatever the layout.
+
+        The model that holds it was made before training: making one now would draw from the generators.
+        """
         state = self.layout.gather()
         if self.place.rank:
             return
-        model = self.recipe.model()
         prefix = "model."
-        model.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-        model.eval()
+        self.whole.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        )
+        self.whole.eval()
         with torch.no_grad():
-            output = model(self.data.test_features)
+            output = self.whole(self.data.test_features)
         loss = self.recipe.loss(output, self.data.test_targets).item()
         accuracy = self.recipe.accuracy(output, self.data.test_targets).item()
         self.emit("eval", step=self.progress.step, epoch=self.progress.epoch, loss=loss, accuracy=accuracy)
@@ -140,7 +144,6 @@ class Run:
         if self.place.rank == 0:
             path = self._path(self.progress.step)
             saving.save(state, path, self.spec.checkpoint_format)
-            saving.name_last(path)
             self.emit("saved", step=self.progress.step, path=str(path))
 
     def canonical_state(self) -> State:
@@ -157,7 +160,11 @@ class Run:
 
     def end(self, began: float) -> None:
         """The digests: of the canonical state, and of all that the next step depends on, rank by rank."""
-        resident = {**self.layout.resident(), **seeds.capture(self.place.rank, self.device), **self.progress.to_state()}
+        resident = {
+            **self.layout.resident(),
+            **seeds.capture(self.place.rank, self.device),
+            **self.progress.to_state(),
+        }
         mine = canonical.digest(resident, ("model.", "optimizer.", "rng.", "progress."))
         ranks = [""] * self.place.world
         dist.gather_object(mine, ranks if self.place.rank == 0 else None)
@@ -172,16 +179,17 @@ class Run:
 
     def refuse_existing(self) -> None:
         """Raise OutputError before the first step if a checkpoint to be written is there already."""
-        if self.spec.save is None:
-            return
+        for path in self.spec.save.glob("step-*") if self.spec.save else ():
+            number = path.stem.removeprefix("step-")
+            step = int(number) if number.isascii() and number.isdigit() else 0
+            ahead = self.progress.step < step or step == self.total
+            if ahead and self._saves_at(step) and path == self._path(step):
+                raise OutputError(f"{path} exists; choose another --save folder or remove it")
+
+    def _saves_at(self, step: int) -> bool:
         every = self.spec.save_every
-        later = range(every, self.total, every) if every else ()
-        for step in (*later, self.total):
-            if step <= self.progress.step < self.total:
-                continue
-            if self._path(step).exists():
-                raise OutputError(f"{self._path(step)} exists; choose another --save folder or remove it")
+        return self.spec.save is not None and (step == self.total or (every > 0 and step % every == 0))
 
     def _path(self, step: int) -> Path:
         assert self.spec.save
-        return saving.checkpoint_path(self.spec.save, step, self.spec.checkpoint_format)
+        return checkpoint_path(self.spec.save, step, self.spec.checkpoint_format)

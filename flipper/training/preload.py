@@ -4,7 +4,13 @@ import importlib
 
 import torch
 
-for module in ("torch.distributed.pipelining", "torch.nn.parallel", "sklearn.datasets", "h5py", "safetensors.torch"):
+for module in (
+    "torch.distributed.pipelining",
+    "torch.nn.parallel",
+    "sklearn.datasets",
+    "h5py",
+    "safetensors.torch",
+):
     importlib.import_module(module)
 
 # The first optimizer and this switch import torch._dynamo and torch._inductor: 3 s, once, here.

@@ -24,9 +24,7 @@ class Progress:
         """After one more step, in epochs of so many batches."""
         batch = self.batch + 1
         whole = batch >= batches
-        return replace(
-            self, step=self.step + 1, epoch=self.epoch + whole, batch=0 if whole else batch
-        )
+        return replace(self, step=self.step + 1, epoch=self.epoch + whole, batch=0 if whole else batch)
 
     def to_state(self) -> dict[str, Tensor]:
         """As int64 scalars under their canonical names; the seed's 64 bits are reinterpreted as signed."""

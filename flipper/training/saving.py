@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,41 +12,28 @@ import numpy
 import torch
 from torch import Tensor
 
+from flipper.checkpoints.output import atomic_output
 from flipper.errors import CheckpointError, OutputError, UsageError
 from flipper.training.canonical import State
 from flipper.training.launch import one_line
-from flipper.training.spec import SUFFIXES
 
 HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
-HDF5_MARK: Final = "flipper"  # the attribute that says: paths are dotted names
-
-
-def checkpoint_path(folder: Path, step: int, checkpoint_format: str) -> Path:
-    """Where `--save` puts the checkpoint of a step."""
-    return folder / f"step-{step:06d}{SUFFIXES[checkpoint_format]}"
+HDF5_MARK: Final = ("flipper_layout", "flipper-state/1")  # says: a path is a name, with / for its dots
 
 
 def save(state: State, path: Path, checkpoint_format: str) -> None:
-    """Write a canonical state, whole or not at all; OutputError when the file exists or can't be written."""
-    if path.exists():
-        raise OutputError(f"{path} exists; choose another --save folder or remove it")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a canonical state, whole or not at all, and make `last`, beside it, hold its name.
+
+    Raises OutputError when the file exists or can't be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _WRITERS[checkpoint_format](state, partial)
-        os.replace(partial, path)
     except OSError as error:
-        raise OutputError(f"can't write {path}: {one_line(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def name_last(path: Path) -> None:
-    """Make `last`, beside a checkpoint, hold the checkpoint's file name."""
-    last = path.with_name("last")
-    partial = path.with_name(f".last.{os.getpid()}")
-    partial.write_text(f"{path.name}\n", encoding="utf-8")
-    os.replace(partial, last)
+        raise OutputError(f"can't make the folder {path.parent}: {error.strerror}") from error
+    with atomic_output(path) as partial:
+        _WRITERS[checkpoint_format](state, partial)
+    with atomic_output(path.with_name("last"), force=True) as partial:
+        partial.write_text(f"{path.name}\n", encoding="utf-8")
 
 
 def load(path: Path) -> State:
@@ -72,7 +58,9 @@ def load(path: Path) -> State:
         raise
     except pickle.UnpicklingError as error:
         raise CheckpointError("pickle", f"{path}: {one_line(error)}") from error
-    except Exception as error:  # the readers' own errors are of many kinds: RuntimeError, OSError, KeyError ...
+    except (
+        Exception
+    ) as error:  # the readers' own errors are of many kinds: RuntimeError, OSError, KeyError ...
         raise CheckpointError("unreadable", f"{path}: {one_line(error)}") from error
     raise CheckpointError("foreign", f"{path} is neither safetensors, PyTorch nor HDF5")
 
@@ -104,7 +92,9 @@ def flatten(tree: object, path: Path, prefix: str = "") -> State:
     if isinstance(tree, Tensor):
         return {prefix: tree}
     if not isinstance(tree, dict):
-        raise CheckpointError("foreign", f"{path}: {prefix or 'the root'} is a {type(tree).__name__}, not a tensor")
+        raise CheckpointError(
+            "foreign", f"{path}: {prefix or 'the root'} is a {type(tree).__name__}, not a tensor"
+        )
     state: State = {}
     for key, value in tree.items():
         state.update(flatten(value, path, f"{prefix}.{key}" if prefix else str(key)))
@@ -139,7 +129,7 @@ def _write_hdf5(state: State, path: Path) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        file.attrs[HDF5_MARK] = "1"
+        file.attrs[HDF5_MARK[0]] = HDF5_MARK[1]
         for name, tensor in state.items():
             file.create_dataset(name.replace(".", "/"), data=tensor.numpy())
 

@@ -76,3 +76,8 @@ class TrainSpec:
             raise UsageError(f"the seed must be 0 to 2**64 - 1, not {self.seed}")
         if self.save_every and self.save is None:
             raise UsageError("--save-every needs --save DIR")
+
+
+def checkpoint_path(folder: Path, step: int, checkpoint_format: str) -> Path:
+    """Where `--save` puts the checkpoint of a step."""
+    return folder / f"step-{step:06d}{SUFFIXES[checkpoint_format]}"

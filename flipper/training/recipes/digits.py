@@ -63,7 +63,7 @@ def cnn() -> nn.Sequential:
 
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD with momentum 0.9."""
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
