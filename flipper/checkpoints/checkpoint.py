@@ -14,6 +14,7 @@ from flipper.checkpoints import elements
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.tensor import Tensor
+from flipper.checkpoints.tree import Leaf, Tree
 from flipper.errors import CheckpointError, UsageError
 
 Edit = tuple[Tensor, Int, Bits]
@@ -60,6 +61,10 @@ class Checkpoint:
             return self._by_name[name]
         except KeyError:
             raise UsageError(f"{self.path} has no tensor {name!r}") from None
+
+    def tree(self) -> Tree:
+        """The structure that the container records; a flat dict of all tensors, aliases too, where it records none."""
+        return {name: Leaf(name) for name in sorted(name for tensor in self.tensors for name in tensor.names)}
 
     def read_bits(self, tensor: Tensor, flat: Int) -> Bits:
         """The elements at flat (row-major) indexes, as numbers; uint64, same order."""

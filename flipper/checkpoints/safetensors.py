@@ -11,12 +11,17 @@ from typing import Any
 from flipper import bits
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.source import Source
+from flipper.checkpoints.structure import decode
 from flipper.checkpoints.tensor import Extent, Tensor
 from flipper.checkpoints.ties import settle
+from flipper.checkpoints.tree import Tree
 from flipper.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000
 """Bytes; the library's own limit."""
+
+STRUCTURE_KEY = "flipper_tree"
+"""Key in `__metadata__` under which flipper records the structure of a checkpoint that it converted."""
 
 DTYPES = {
     "BOOL": "bool", "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn",
@@ -52,6 +57,11 @@ class SafetensorsFile(Checkpoint):
         _check_cover(source, self.header, data_start)
         recorded = {alias: name for alias, name in self.metadata.items() if name in self.header}
         super().__init__(path, {"": source}, settle(tensors, recorded))
+
+    def tree(self) -> Tree:
+        """The structure that flipper recorded in `__metadata__`; a flat dict of all tensors in other files."""
+        record = self.metadata.get(STRUCTURE_KEY)
+        return super().tree() if record is None else decode(record)
 
 
 def _broken(source: Source, rule: str) -> CheckpointError:
