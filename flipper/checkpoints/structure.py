@@ -66,7 +66,7 @@ def decode(text: str) -> Tree:
     """The tree that `encode` wrote; raises CheckpointError("header") for any other text."""
     try:
         return _from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error) as error:
         raise CheckpointError("header", f"flipper's structure record is damaged ({str(error)[:80]})") from error
 
 
@@ -138,11 +138,16 @@ def _float_from_json(content: str) -> float:
     return float(value)
 
 
+def _complex_from_json(content: Any) -> complex:
+    real, imaginary = content
+    return complex(_from_json(real), _from_json(imaginary))
+
+
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "dict": lambda content: {key: _from_json(value) for key, value in content.items()},
     "pairs": lambda content: {_from_json(key): _from_json(value) for key, value in content},
     "tuple": lambda content: tuple(_from_json(item) for item in content),
-    "complex": lambda content: complex(*(_from_json(part) for part in content)),
+    "complex": _complex_from_json,
     "bytes": lambda content: base64.b64decode(content, validate=True),
     "int": lambda content: int(content, 16),
     "float": _float_from_json,
