@@ -148,7 +148,9 @@ def test_any_other_text_is_a_damaged_record(record):
     assert caught.value.reason == "header"
 
 
-tags = st.sampled_from("dict pairs tuple complex bytes int float str tensor parameter opaque".split())
+tags = st.sampled_from(
+    ["dict", "pairs", "tuple", "complex", "bytes", "int", "float", "str", "tensor", "parameter", "opaque"]
+)
 almost = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tags, inner, max_size=2),

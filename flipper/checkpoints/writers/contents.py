@@ -86,6 +86,19 @@ class Contents:
             if isinstance(node, Leaf):
                 yield keys, node
 
+    def spelled(self) -> Tree:
+        """The tree such that a tensor's keys joined by dots are its name, for formats that have no other names.
+
+        Where they aren't (HDF5 joins names by slashes), the tensor moves to the top, under its whole name.
+        """
+        found = {leaf.name: leaf for _, leaf in self.leaves()}
+        wrong = {leaf.name for keys, leaf in self.leaves() if ".".join(map(str, keys)) != leaf.name}
+        if not wrong:
+            return self.tree
+        if all(isinstance(node, Leaf) for _, node in walk(self.tree)):
+            return found
+        return _complete(_without(self.tree, found.keys() - wrong), found)
+
     def owner(self, name: str) -> str:
         """The name in `tensors` of a name or alias."""
         return self.aliases.get(name, name)
@@ -101,12 +114,18 @@ def contents_of(checkpoint: Checkpoint, drop: bool = False) -> Contents:
     carried = [tensor for tensor in checkpoint.tensors if tensor.supported and _whole(tensor)]
     tensors = {tensor.name: _data(checkpoint, tensor) for tensor in carried}
     aliases = {alias: tensor.name for tensor in carried for alias in tensor.aliases}
-    tree, lost = _prune(checkpoint.tree(), tensors.keys() | aliases.keys())
-    lost += [f"{tensor.name}: {_why(tensor)}" for tensor in checkpoint.tensors if tensor.name not in tensors]
+    whole = checkpoint.tree()
+    left = [tensor for tensor in checkpoint.tensors if tensor.name not in tensors]
+    lost = _foreign(whole) + [f"{tensor.name}: {_why(tensor)}" for tensor in left]
+    named = tensors.keys() | aliases.keys()
+    lost += _missing(whole, named.union(*(tensor.names for tensor in left)))
     if lost and not drop:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise UsageError(f"{checkpoint.path}: {lost[0]}{more}; --drop-unsupported leaves out what can't be carried")
-    return Contents(_complete(tree, tensors, aliases), tensors, aliases, tuple(dict.fromkeys(lost)))
+    tree = _without(whole, named) if lost else whole
+    return Contents(
+        _complete(tree, {name: Leaf(name) for name in sorted(named)}), tensors, aliases, tuple(dict.fromkeys(lost))
+    )
 
 
 def _check_names(checkpoint: Checkpoint) -> None:
@@ -149,41 +168,47 @@ def _little_endian(block: Bits, layout: BitLayout) -> bytes:
     return np.packbits(digits.astype(np.uint8), bitorder="little").tobytes()
 
 
-_GONE = object()
-
-
-def _prune(tree: Tree, names: set[str]) -> tuple[Tree, list[str]]:
-    """The tree without foreign objects and without leaves whose tensor isn't among `names`, and what these were.
-
-    They vanish from a dict; in a list or tuple, where others would move up, None takes their place.
-    """
-    lost = []
+def _foreign(tree: Tree) -> list[str]:
+    """The objects of foreign classes in a tree, in words."""
+    found = []
     for keys, node in walk(tree):
-        where = ".".join(map(str, keys)) or "the whole"
         if isinstance(node, Opaque):
-            lost.append(f"{where} is a {node.name}, a class that flipper doesn't know")
-    pruned = _without(tree, names)
-    return ({} if pruned is _GONE else pruned), lost
+            where = ".".join(map(str, keys)) or "the whole"
+            found.append(f"{where} is a {node.name}, a class that flipper doesn't know")
+    return found
+
+
+def _missing(tree: Tree, names: set[str]) -> list[str]:
+    """The leaves that lead to no tensor, in words: another program took it away and left flipper's record."""
+    leaves = (node.name for _, node in walk(tree) if isinstance(node, Leaf))
+    return [f"the structure record names {name}, but there is no such tensor" for name in leaves if name not in names]
 
 
 def _without(node: Any, names: set[str]) -> Any:
-    if isinstance(node, Opaque) or (isinstance(node, Leaf) and node.name not in names):
-        return _GONE
+    """The tree without foreign objects and without leaves whose tensor isn't among `names`.
+
+    They vanish from a dict; None takes their place in a list or tuple, where others would move up, and at the root.
+    """
     if isinstance(node, dict):
-        kept = ((key, _without(value, names)) for key, value in node.items())
-        return {key: value for key, value in kept if value is not _GONE}
+        return {key: _without(value, names) for key, value in node.items() if not _gone(value, names)}
     if isinstance(node, (list, tuple)):
-        items = (_without(item, names) for item in node)
-        return type(node)(None if item is _GONE else item for item in items)
-    return node
+        return type(node)(_without(item, names) for item in node)
+    return None if _gone(node, names) else node
 
 
-def _complete(tree: Tree, tensors: Mapping[str, TensorData], aliases: Mapping[str, str]) -> Tree:
-    """The tree with every tensor in it: those that stood inside foreign objects come last, under their full names."""
+def _gone(node: Any, names: set[str]) -> bool:
+    return isinstance(node, Opaque) or (isinstance(node, Leaf) and node.name not in names)
+
+
+def _complete(tree: Tree, leaves: dict[str, Leaf]) -> Tree:
+    """The tree with every leaf in it: those that it lacks come last, at the top, under their full names.
+
+    leaves: by name.
+    """
     reached = {node.name for _, node in walk(tree) if isinstance(node, Leaf)}
-    missing = [name for name in (*tensors, *aliases) if name not in reached]
+    missing = {name: leaf for name, leaf in leaves.items() if name not in reached}
     if not missing:
         return tree
-    if not isinstance(tree, dict) or any(name in tree for name in missing):
-        return {name: Leaf(name) for name in (*tensors, *aliases)}
-    return {**tree, **{name: Leaf(name) for name in missing}}
+    if not isinstance(tree, dict) or missing.keys() & tree.keys():
+        return leaves
+    return {**tree, **missing}

@@ -1,7 +1,7 @@
 """Write PyTorch's zip as torch.save does: data.pkl, and one stored entry, aligned to 64 bytes, for each tensor.
 
-Names tied to one tensor share its storage, and so stay tied when loaded. Checksums are real ones, in the local headers
-and in the central directory.
+Names tied to one tensor share its storage, and so stay tied when loaded. A tensor's name is its keys, joined by dots.
+Checksums are real ones, in the local headers and in the central directory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-from flipper.checkpoints.structure import walk
 from flipper.checkpoints.tree import Leaf
 from flipper.checkpoints.writers.contents import Buffer, Contents, TensorData
 from flipper.checkpoints.writers.pickler import Pickler
@@ -41,9 +40,7 @@ ZIP64_FROM: Final = 1 << 30
 def write(contents: Contents, path: Path) -> None:
     """Write `contents` to the file `path`; raises UsageError, before it writes, for what the format can't hold."""
     keys = {name: str(number) for number, name in enumerate(contents.tensors)}
-    for _ in walk(contents.tree):  # bounds it
-        pass
-    pickle = Pickler(lambda pickler, leaf: _leaf(pickler, leaf, contents, keys)).dump(contents.tree)
+    pickle = Pickler(lambda pickler, leaf: _leaf(pickler, leaf, contents, keys)).dump(contents.spelled())
     with path.open("wb") as file, ZipFile(file, "w", ZIP_STORED) as archive:
         _entry(archive, "data.pkl", len(pickle), [pickle])
         _entry(archive, "byteorder", 6, [b"little"])
