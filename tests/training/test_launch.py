@@ -1,0 +1,109 @@
+"""Ranks are launched, followed, and ended: whatever happens, one clear error and no process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import rank_bodies
+
+from flipper.errors import CheckpointError, TrainingError
+from flipper.training.launch import Body, run_ranks
+
+
+def run(body: Body, ranks: int, timeout: float = 60) -> list[dict[str, Any]]:
+    """The events of a launch, each rank's pid checked to be gone even when it fails."""
+    events: list[dict[str, Any]] = []
+    try:
+        run_ranks(body, ranks, events.append, timeout=timeout)
+    finally:
+        for event in events:
+            if "pid" in event:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(event["pid"], 0)
+    return events
+
+
+def test_every_rank_runs_once_on_one_thread_in_a_process_of_its_own() -> None:
+    events = run(rank_bodies.report, 3)
+    assert sorted(event["rank"] for event in events) == [0, 1, 2]
+    assert len({event["pid"] for event in events} | {os.getpid()}) == 4
+    assert {event["threads"] for event in events} == {1}
+
+
+def test_gradients_are_summed_in_rank_order_to_the_bit() -> None:
+    """Against numpy adding one rank's floats after the other's."""
+    events = sorted(run(rank_bodies.ordered_sums, 3), key=lambda event: event["rank"])
+    first, *others = (numpy.array(event["mine"], dtype=numpy.float32) for event in events)
+    for other in others:
+        first = first + other
+    for event in events:
+        assert numpy.array(event["sum"], dtype=numpy.float32).tobytes() == first.tobytes()
+
+
+def test_a_failing_rank_ends_the_others_and_its_error_is_one_line() -> None:
+    began = time.monotonic()
+    with pytest.raises(TrainingError) as caught:
+        run(rank_bodies.raise_on_rank_1, 3)
+    assert str(caught.value) == "rank 1 of 3: ZeroDivisionError: no"
+    assert "raise_on_rank_1" in str(caught.value.__cause__)
+    assert time.monotonic() - began < 30
+
+
+def test_an_error_of_flipper_comes_back_as_itself() -> None:
+    with pytest.raises(CheckpointError, match=r"^seven bytes are missing \[truncated\]$") as caught:
+        run(rank_bodies.reject_on_all_ranks, 2)
+    assert (caught.value.reason, caught.value.exit_code) == ("truncated", 4)
+
+
+def test_a_killed_rank_is_named() -> None:
+    """Not the rank that first noticed a closed connection."""
+    with pytest.raises(TrainingError, match=r"^rank 1 of 3 died \(killed by SIGKILL\)$"):
+        run(rank_bodies.kill_rank_1, 3)
+
+
+def test_a_rank_that_hangs_is_noticed_after_the_timeout_and_killed() -> None:
+    with pytest.raises(TrainingError, match=r"^rank 0 of 2: .*[Tt]imed out"):
+        run(rank_bodies.stop_rank_1, 2, timeout=1.0)
+
+
+def test_what_ranks_print_stays_out_of_stdout_and_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    run(rank_bodies.chatter, 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_process_outlives_a_killed_launcher() -> None:
+    """Nobody tells the ranks: they notice by themselves."""
+    code = (
+        f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+        "import rank_bodies\n"
+        "from flipper.training.launch import run_ranks\n"
+        "run_ranks(rank_bodies.sleep_long, 2, lambda event: print(event['pid'], flush=True))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        assert all(map(alive, pids))
+        launcher.send_signal(signal.SIGKILL)
+        assert launcher.stdout.read() == b""  # until the fork server, too, has ended
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that nobody has reaped yet does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
