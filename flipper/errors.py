@@ -65,7 +65,11 @@ class CheckpointError(FlipperError, ValueError):
 
 
 class TooFewBits(FlipperError):
-    """Fewer bits can be struck, or pass the guards, than were asked for."""
+    """Fewer bits can be struck, or pass the guards, than were asked for. available: how many can."""
+
+    def __init__(self, message: str, available: int = 0) -> None:
+        super().__init__(message)
+        self.available = available
 
 
 class OutputError(FlipperError, OSError):

@@ -84,7 +84,7 @@ class BitLayout:
     def decode(self, bits: Bits) -> np.ndarray[Any, Any]:
         """The numbers that the bits stand for: float64, int64, uint64 or bool, exact for every dtype."""
         if self.kind == "bool":
-            return bits != 0
+            return np.asarray(bits != 0)
         if self.kind == "uint":
             return bits
         if self.kind == "int":

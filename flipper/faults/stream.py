@@ -29,7 +29,9 @@ class Stream:
     def __init__(self, seed: int, purpose: str) -> None:
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"the seed is {seed}; give a whole number from 0 to 2**64 - 1")
-        digest = sha256(_TAG + int(seed).to_bytes(8, "little") + purpose.encode()).digest()
+        # Names in damaged files may hold lone surrogates, which strict UTF-8 can't spell.
+        spelled = purpose.encode("utf-8", "surrogatepass")
+        digest = sha256(_TAG + int(seed).to_bytes(8, "little") + spelled).digest()
         self.seed = int(seed)
         self.purpose = purpose
         self._key = np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)

@@ -1,0 +1,135 @@
+"""Population: the eligible bits of a checkpoint as one flat index space, independent of container and file order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flipper.bits.layout import BitLayout, Bits
+from flipper.checkpoints.elements import Int
+from flipper.checkpoints.tensor import Tensor
+from flipper.errors import NothingEligible
+from flipper.faults.overlap import distinct_elements
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What may be struck in one tensor.
+
+    masks: the slots of an element, each the bits that one fault strikes there: one bit, a burst, or all of them.
+    positions: the eligible bits of an element. own: flat indexes of the elements that count, None for all.
+    """
+
+    tensor: Tensor
+    positions: tuple[int, ...]
+    masks: tuple[int, ...]
+    own: Int | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements may be struck."""
+        return self.tensor.elements if self.own is None else len(self.own)
+
+    @property
+    def bits(self) -> int:
+        """How many bits may be struck."""
+        return self.elements * len(self.positions)
+
+    def flat(self, elements: Int) -> Int:
+        """Flat indexes in the tensor of this segment's elements 0, 1, 2, ..."""
+        return elements if self.own is None else self.own[elements]
+
+
+@dataclass(frozen=True)
+class Population:
+    """All eligible bits, by tensor name.
+
+    segments: tensors without an eligible bit are left out.
+    """
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def bits(self) -> int:
+        """Number of eligible bits."""
+        return sum(segment.bits for segment in self.segments)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that have an eligible bit."""
+        return sum(segment.elements for segment in self.segments)
+
+    def record(self) -> dict[str, Any]:
+        """Its size, as `inspect` and the manifest print it."""
+        by_role: dict[str, int] = {}
+        for segment in self.segments:
+            by_role[segment.tensor.role] = by_role.get(segment.tensor.role, 0) + segment.bits
+        return {
+            "tensors": len(self.segments),
+            "elements": self.elements,
+            "bits": self.bits,
+            "bits_by_role": dict(sorted(by_role.items())),
+        }
+
+
+def populate(tensors: Sequence[Tensor], positions: Callable[[BitLayout], tuple[int, ...]]) -> Population:
+    """The population of eligible bits: `positions` says which bits of an element are."""
+    ordered = sorted(tensors, key=lambda tensor: tensor.name)
+    own = distinct_elements(ordered)
+    segments = []
+    for tensor in ordered:
+        eligible = positions(tensor.layout)
+        masks = tuple(1 << position for position in eligible)
+        segment = Segment(tensor, eligible, masks, own.get(tensor.name))
+        if segment.bits:
+            segments.append(segment)
+    return Population(tuple(segments))
+
+
+def with_masks(population: Population, masks: Callable[[Segment], tuple[int, ...]]) -> Population:
+    """The same elements with other slots; elements without any are left out."""
+    changed = [replace(segment, masks=masks(segment)) for segment in population.segments]
+    return Population(tuple(segment for segment in changed if segment.masks))
+
+
+class Units:
+    """A flat index space 0 .. size-1 over (segment, element, slot), ordered by tensor name, element, slot.
+
+    per_element: one unit for each element, whatever its slots.
+    """
+
+    def __init__(self, segments: Sequence[Segment], per_element: bool = False) -> None:
+        self.segments = tuple(segments)
+        self.slots = np.array([len(segment.masks) for segment in segments], np.int64)
+        counts = [segment.elements for segment in segments]
+        self._per_element = np.ones(len(counts), np.int64) if per_element else self.slots
+        sizes = [count * slots for count, slots in zip(counts, self._per_element.tolist(), strict=True)]
+        self.size = sum(sizes)
+        if self.size >= 1 << 63:
+            raise NothingEligible(f"{self.size} places to strike are more than 2**63; select less")
+        self._starts = _starts(sizes)
+        self._first_elements = _starts(counts)
+
+    def locate(self, units: Bits) -> tuple[Int, Int, Int]:
+        """Segment number, element number in the segment and slot of each unit (int64 each)."""
+        within = units.astype(np.int64)
+        owner = np.searchsorted(self._starts, within, side="right") - 1
+        within -= self._starts[owner]
+        element, slot = np.divmod(within, self._per_element[owner])
+        return owner, element, slot
+
+    def element_ids(self, units: Bits) -> Bits:
+        """A number for each unit's element, the same for all its units and for no other; ascends with the units."""
+        owner, element, _ = self.locate(units)
+        return (self._first_elements[owner] + element).astype(np.uint64)
+
+    def first_unit(self, owner: int, element: int) -> int:
+        """The first unit of an element."""
+        return int(self._starts[owner]) + element * int(self._per_element[owner])
+
+
+def _starts(sizes: Sequence[int]) -> Int:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))))[: len(sizes)]
