@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from flipper.checkpoints.checkpoint import Checkpoint
-from flipper.checkpoints.hdf5_index import read_index
-from flipper.checkpoints.hdf5_superblock import find_signature, read_superblock
+import numpy as np
+
+from flipper.bits.layout import Bits
+from flipper.checkpoints.checkpoint import BLOCK_ELEMENTS, Checkpoint, Edit
+from flipper.checkpoints.elements import Int
+from flipper.checkpoints.hdf5_boxed import Boxes, BoxReader, read_boxed
+from flipper.checkpoints.hdf5_index import Indexer
+from flipper.checkpoints.hdf5_rewrite import Rewritten, rewrite_boxed
+from flipper.checkpoints.hdf5_superblock import Superblock, find_signature, read_superblock
 from flipper.checkpoints.source import Source
+from flipper.checkpoints.tensor import Tensor
 from flipper.checkpoints.ties import settle
-from flipper.errors import CheckpointError, FlipperError
+from flipper.checkpoints.tree import Tree
+from flipper.errors import CheckpointError, FlipperError, OutputError
 
 
 def sniff(source: Source) -> bool:
@@ -30,36 +38,123 @@ class Hdf5File(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         source = Source(path)
-        _check_whole(source)
-        with opened(path) as file:
-            index = read_index(file)
-        super().__init__(path, {"": source}, settle(index.tensors, index.aliases))
+        self._userblock = _check_whole(source).start
+        with damage_reported(path):
+            self._index = Indexer(source, lambda: opened(path), self._userblock).index()
+        super().__init__(path, {"": source}, settle(self._index.tensors, self._index.aliases))
+        self.notes = self._index.notes
+
+    def tree(self) -> Tree:
+        """Nested dicts, one a group; in a file that flipper wrote, the structure that it recorded."""
+        with damage_reported(self.path):
+            return self._index.tree()
+
+    def blocks(self, tensor: Tensor, count: int = BLOCK_ELEMENTS) -> Iterator[Bits]:
+        """All elements in row-major order, up to `count` at a time (`count` is a multiple of 8)."""
+        place = tensor.place
+        if not isinstance(place, Boxes) or not tensor.elements:
+            yield from super().blocks(tensor, count)
+            return
+        with opened(self.path) as file:
+            reader = BoxReader(_dataset(file, place))
+            for first in range(0, tensor.elements, count):
+                flat = np.arange(first, min(first + count, tensor.elements), dtype=np.int64)
+                yield read_boxed(reader, tensor, flat, place.order)
+
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
+        """XOR elements of filtered, compact and sparse datasets in `target`, a copy of the file.
+
+        A filtered chunk keeps its place when it can be encoded in the size that it had, else HDF5 moves it and the
+        file may grow. Raises OutputError when HDF5 can't write the target.
+        """
+        with (
+            _failure_reported(target),
+            open(target, "r+b", buffering=0) as raw,
+            closing(Source(target)) as source,
+            h5py_file(target, "r+", rdcc_nbytes=0) as written,
+        ):
+            patched = Rewritten(source, lambda start, data: os.pwrite(raw.fileno(), data, start), self._userblock)
+            for tensor, flat, xor in edits:
+                place = tensor.place
+                if isinstance(place, Boxes) and len(flat):
+                    rewrite_boxed(_dataset(written, place), tensor, place.order, (flat, xor), patched)
+
+    def problems(self) -> Iterator[str]:
+        """Chunks that HDF5 can't decode: a Fletcher-32 checksum that doesn't hold, a damaged compressed stream."""
+        with opened(self.path) as file:
+            for tensor in self.tensors:
+                if isinstance(tensor.place, Boxes) and tensor.elements:
+                    yield from _bad_chunks(tensor.name, BoxReader(_dataset(file, tensor.place)))
+
+    def _read_boxed(self, tensor: Tensor, flat: Int) -> Bits:
+        place = tensor.place
+        if not isinstance(place, Boxes):
+            return super()._read_boxed(tensor, flat)
+        if not len(flat):
+            return np.zeros(0, np.uint64)
+        with opened(self.path) as file:
+            return read_boxed(BoxReader(_dataset(file, place)), tensor, flat, place.order)
+
+
+def _dataset(file: Any, place: Boxes) -> Any:
+    from h5py import h5d
+
+    return h5d.open(file.id, place.path)
+
+
+def _bad_chunks(name: str, reader: BoxReader) -> Iterator[str]:
+    for number in range(reader.grid.total):
+        try:
+            reader.region(number)
+        except (OSError, RuntimeError) as error:
+            line = " ".join(str(error).split())[:200]
+            yield f"{name}: the chunk at {reader.grid.origin(number)} can't be read: {line}"
+
+
+def h5py_file(file: Any, mode: str = "r", **options: Any) -> Any:
+    """The h5py.File of a path or file object, without h5py's own lock."""
+    import h5py
+
+    return h5py.File(file, mode, locking=False, **options)
 
 
 @contextmanager
-def opened(path: Path, mode: str = "r") -> Iterator[Any]:
-    """The file as an h5py.File, without h5py's lock; whatever HDF5 finds wrong in it becomes a CheckpointError."""
-    import h5py
-
-    with damage_reported(path), h5py.File(path, mode, locking=False) as file:
+def opened(path: Path) -> Iterator[Any]:
+    """The file as an h5py.File to read; whatever HDF5 finds wrong in it becomes a CheckpointError."""
+    with damage_reported(path), h5py_file(path) as file:
         yield file
 
 
 @contextmanager
 def damage_reported(path: Path) -> Iterator[None]:
-    """Turn what h5py raises over a damaged file (any kind of exception) into a CheckpointError."""
+    """Turn what h5py raises over a damaged file (any kind of exception) into a CheckpointError that names the file."""
     try:
         yield
-    except FlipperError as error:
-        if str(path) in str(error) or not isinstance(error, CheckpointError):
+    except CheckpointError as error:
+        text = str(error).removesuffix(f" [{error.reason}]")
+        if text.startswith(str(path)):
             raise
-        raise CheckpointError(error.reason, f"{path}: {str(error).removesuffix(f' [{error.reason}]')}") from error
+        raise CheckpointError(error.reason, f"{path}: {text}") from error
+    except FlipperError:
+        raise
     except Exception as error:
         line = " ".join(str(error).split())[:200]
-        raise CheckpointError("header", f"{path}: HDF5 can't read it: {line or type(error).__name__}") from error
+        reason = "checksum" if "Fletcher32" in line else "header"
+        raise CheckpointError(reason, f"{path}: HDF5 can't read it: {line or type(error).__name__}") from error
 
 
-def _check_whole(source: Source) -> None:
+@contextmanager
+def _failure_reported(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except FlipperError:
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())[:200]
+        raise OutputError(f"{target}: HDF5 can't write it: {line or type(error).__name__}") from error
+
+
+def _check_whole(source: Source) -> Superblock:
     """The file is as long as it says and nobody is writing it."""
     block = read_superblock(source)
     if block.end > source.size:
@@ -70,6 +165,7 @@ def _check_whole(source: Source) -> None:
         raise CheckpointError("locked", f"{source.path}: it is marked as open for writing; {hint}")
     if _locked(source.path):
         raise CheckpointError("locked", f"{source.path}: another process holds a lock on it; close it there first")
+    return block
 
 
 def _locked(path: Path) -> bool:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flipper import bits
+from flipper.checkpoints import hdf5_layout as own
+from flipper.checkpoints import hdf5_walk
+from flipper.checkpoints.hdf5_place import Opener, Places
 from flipper.checkpoints.hdf5_types import ElementType, element_type
-from flipper.checkpoints.hdf5_walk import Path, walk
-from flipper.checkpoints.tensor import Boxed, Extent, Place, Tensor, Unsupported
+from flipper.checkpoints.source import Source
+from flipper.checkpoints.tensor import Tensor, Unsupported
+from flipper.checkpoints.tree import Leaf, Tree
+from flipper.errors import CheckpointError, UsageError
 
 
 @dataclass(frozen=True)
@@ -16,47 +23,122 @@ class Index:
     """What a file holds.
 
     tensors: one a dataset, and unsupported rows for links that lead elsewhere. aliases: other paths -> first path.
+    tree: groups as dicts, or the structure that flipper recorded. notes: what the user should hear.
+    groups: paths of all groups.
     """
 
     tensors: list[Tensor]
     aliases: dict[str, str]
+    tree: Callable[[], Tree]
+    notes: tuple[str, ...]
+    groups: list[hdf5_walk.Path]
 
 
-def read_index(file: Any) -> Index:
-    """Index an h5py.File."""
-    from h5py import h5d
+class Indexer:
+    """Indexes one HDF5 file.
 
-    found = walk(file.id)
-    tensors, aliases = [], {}
-    for paths in found.datasets.values():
-        name, *others = sorted(_name(path) for path in paths)
-        aliases.update(dict.fromkeys(others, name))
-        tensors.append(_tensor(name, h5d.open(file.id, b"/".join(paths[0]))))
-    for path, target in found.elsewhere.items():
-        tensors.append(Tensor(_name(path), "link", (0,), Unsupported("", target)))
-    return Index(tensors, aliases)
+    source: its bytes. opened: opens it as an h5py.File. userblock: bytes in front of the HDF5 content.
+    """
+
+    def __init__(self, source: Source, opened: Opener, userblock: int) -> None:
+        self.source = source
+        self.opened = opened
+        self.places = Places(source, opened, userblock)
+        self.own_layout = False
+
+    def index(self) -> Index:
+        """Read the whole index."""
+        with self.opened() as file:
+            self.own_layout = _text_attribute(file, own.MARK_ATTRIBUTE) == own.MARK
+            found = hdf5_walk.walk(file.id)
+            tensors, aliases = self._tensors(file, found)
+        for path, target in found.elsewhere.items():
+            tensors.append(Tensor(self._name(path), "link", (0,), Unsupported("", target)))
+        names = [(path, self._name(path)) for paths in found.datasets.values() for path in paths]
+        tree = self._recorded_tree if self.own_layout else lambda: _nested(found.groups, names)
+        return Index(tensors, aliases, tree, tuple(self.places.notes), found.groups)
+
+    def _tensors(self, file: Any, found: hdf5_walk.Found) -> tuple[list[Tensor], dict[str, str]]:
+        from h5py import h5d
+
+        tensors, aliases = [], {}
+        for paths in found.datasets.values():
+            if self.own_layout and (own.TREE_DATASET.encode(),) in paths:
+                continue
+            name, *others = sorted(self._name(path) for path in paths)
+            aliases.update(dict.fromkeys(others, name))
+            path = b"/".join(paths[0])
+            tensors.append(self._tensor(name, path, h5d.open(file.id, path)))
+        return tensors, aliases
+
+    def _name(self, path: hdf5_walk.Path) -> str:
+        name = _text(b"/".join(path))
+        return own.name_of(name) if self.own_layout else name
+
+    def _tensor(self, name: str, path: bytes, dataset: Any) -> Tensor:
+        shape = dataset.shape
+        if shape is None:
+            kind = element_type(dataset.get_type())
+            return Tensor(name, kind.dtype, (0,), Unsupported("", "an empty dataspace: there is no element"))
+        kind, shape = self._elements(dataset)
+        if kind.reason is None and math.prod(shape) >= 1 << 60:
+            kind = ElementType(kind.dtype, reason=f"it claims {math.prod(shape)} elements")
+        if kind.reason is not None:
+            return Tensor(name, kind.dtype, shape, Unsupported("", kind.reason))
+        return Tensor(name, kind.dtype, shape, self.places.place(name, path, dataset, kind))
+
+    def _elements(self, dataset: Any) -> tuple[ElementType, tuple[int, ...]]:
+        """The element type and the shape, which flipper's own files may state beside HDF5's."""
+        from h5py import Dataset
+
+        if not self.own_layout:
+            return element_type(dataset.get_type(), lambda: _text_attribute(Dataset(dataset), "dtype")), dataset.shape
+        kind = element_type(dataset.get_type())
+        dtype = _text_attribute(Dataset(dataset), own.DTYPE_ATTRIBUTE)
+        if dtype is None:
+            return kind, dataset.shape
+        shape = dataset.shape
+        try:
+            layout = bits.layout(dtype)
+            if layout.packed:
+                shape = tuple(int(dim) for dim in Dataset(dataset).attrs[own.SHAPE_ATTRIBUTE])
+            needed = (math.prod(shape) * layout.width * layout.components + 7) // 8
+        except (UsageError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("header", f"a dataset states the dtype {dtype!r}, which doesn't hold") from error
+        if min(shape, default=0) < 0 or needed != math.prod(dataset.shape) * dataset.get_type().get_size():
+            raise CheckpointError("header", f"a dataset states {dtype} {shape}, which its bytes don't fit")
+        return ElementType(dtype, kind.order), shape
+
+    def _recorded_tree(self) -> Tree:
+        from flipper.checkpoints.structure import decode
+
+        with self.opened() as file:
+            return decode(bytes(file[own.TREE_DATASET][()]).decode("ascii"))
 
 
-def _name(path: Path) -> str:
-    return b"/".join(path).decode("utf-8", "backslashreplace")
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
-def _tensor(name: str, dataset: Any) -> Tensor:
-    kind = element_type(dataset.get_type())
-    shape = dataset.shape
-    if shape is None:
-        return Tensor(name, kind.dtype, (0,), Unsupported("", "an empty dataspace: there is no element"))
-    if kind.reason is not None:
-        return Tensor(name, kind.dtype, shape, Unsupported("", kind.reason))
-    return Tensor(name, kind.dtype, shape, _place(dataset, kind, shape))
+def _text_attribute(owner: Any, name: str) -> str | None:
+    """An attribute of an h5py object; None if it has none of that name, or one that is no text."""
+    value = owner.attrs.get(name)
+    if isinstance(value, bytes):
+        return _text(value)
+    return value if isinstance(value, str) else None
 
 
-def _place(dataset: Any, kind: ElementType, shape: tuple[int, ...]) -> Place:
-    from h5py import h5d
+def _nested(groups: list[hdf5_walk.Path], names: list[tuple[hdf5_walk.Path, str]]) -> Tree:
+    """Nested dicts for the groups, with the datasets as leaves."""
+    root: dict[str, Tree] = {}
+    for path in sorted(groups):
+        _descend(root, path)
+    for path, name in sorted(names):
+        _descend(root, path[:-1])[_text(path[-1])] = Leaf(name)
+    return root
 
-    layout = dataset.get_create_plist().get_layout()
-    if not math.prod(shape):
-        return Boxed("", "empty")
-    if layout == h5d.CONTIGUOUS and dataset.get_storage_size() and dataset.get_offset() is not None:
-        return Extent("", dataset.get_offset(), kind.order)
-    return Unsupported("", "its storage is not contiguous")
+
+def _descend(root: dict[str, Tree], path: hdf5_walk.Path) -> dict[str, Tree]:
+    for component in path:
+        root = root.setdefault(_text(component), {})
+    return root

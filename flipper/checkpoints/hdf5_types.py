@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,10 @@ class ElementType:
     reason: str | None = None
 
 
-def element_type(datatype: Any, stated: str | None = None) -> ElementType:
+def element_type(datatype: Any, stated: Callable[[], str | None] = lambda: None) -> ElementType:
     """The elements of an h5py TypeID.
 
-    stated: the dtype that the dataset's attribute `dtype` names (Keras writes one), for opaque bytes.
+    stated: gives the dtype that the dataset's attribute `dtype` names (Keras writes one); asked for opaque bytes.
     """
     from h5py import h5t
 
@@ -50,10 +51,10 @@ def element_type(datatype: Any, stated: str | None = None) -> ElementType:
         h5t.ENUM: _enum,
         h5t.COMPOUND: _compound,
         getattr(h5t, "COMPLEX", None): _complex,
-        h5t.ARRAY: lambda array: _refused("array", f"elements are arrays of shape {array.get_array_dims()}"),
+        h5t.ARRAY: _array,
     }
     if kind == h5t.OPAQUE:
-        return _opaque(datatype, stated)
+        return _opaque(datatype, stated())
     if kind in readers:
         return readers[kind](datatype)
     names = {h5t.STRING: "string", h5t.VLEN: "vlen", h5t.REFERENCE: "reference", h5t.BITFIELD: "bitfield"}
@@ -65,6 +66,10 @@ def element_type(datatype: Any, stated: str | None = None) -> ElementType:
 
 def _refused(dtype: str, reason: str) -> ElementType:
     return ElementType(dtype, reason=reason)
+
+
+def _array(datatype: Any) -> ElementType:
+    return _refused("array", f"elements are arrays of shape {datatype.get_array_dims()}")
 
 
 def _order(datatype: Any) -> str | None:
@@ -136,7 +141,7 @@ def _pair(part: Any) -> ElementType:
 
 
 def _opaque(datatype: Any, stated: str | None) -> ElementType:
-    """Opaque bytes are what a reader makes of them: what the file states, else bfloat16 when there are two (as Keras)."""
+    """Opaque bytes are what readers make of them: what the file states, else, two of them, bfloat16 as in Keras."""
     size = datatype.get_size()
     if stated is not None:
         try:

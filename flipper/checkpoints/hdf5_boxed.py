@@ -1,0 +1,134 @@
+"""HDF5 elements that have no bytes of their own: filtered chunks, compact datasets, chunks never written."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flipper.bits import BitLayout
+from flipper.bits.layout import Bits
+from flipper.checkpoints.elements import Bytes, Int
+from flipper.checkpoints.hdf5_chunks import Grid
+from flipper.checkpoints.tensor import Boxed, Tensor
+
+CACHE = 64 << 20
+"""Bytes of decoded chunks that a reader keeps, so that streaming row by row decodes a chunk once."""
+
+
+@dataclass(frozen=True)
+class Boxes(Boxed):
+    """The place of a dataset that HDF5 itself has to read and write.
+
+    storage: "filtered", "compact", "sparse" (some chunks were never written) or "empty".
+    path: the dataset in the file. order: byte order of its elements.
+    """
+
+    path: bytes = b""
+    order: str = "little"
+
+
+class BoxReader:
+    """Chunks of one dataset as raw bytes in the file's own byte order; a compact dataset is one chunk."""
+
+    def __init__(self, dataset: Any) -> None:
+        from h5py import h5d
+
+        self.dataset = dataset
+        self.datatype = dataset.get_type()
+        plist = dataset.get_create_plist()
+        chunk = plist.get_chunk() if plist.get_layout() == h5d.CHUNKED else dataset.shape
+        self.grid = Grid(dataset.shape, chunk)
+        self.size = math.prod(self.grid.chunk) * self.datatype.get_size()
+        self._decoded: OrderedDict[int, Bytes] = OrderedDict()
+
+    def chunk(self, number: int) -> Bytes:
+        """All bytes of a chunk; zeros where it reaches past the array."""
+        if number in self._decoded:
+            self._decoded.move_to_end(number)
+            return self._decoded[number]
+        while self._decoded and (len(self._decoded) + 1) * self.size > CACHE:
+            self._decoded.popitem(last=False)
+        data = self._decoded[number] = self.padded(number, self.region(number))
+        return data
+
+    def region(self, number: int) -> Bytes:
+        """The bytes of the part of a chunk that lies inside the array."""
+        memory, stored, shape = self._spaces(number)
+        data = np.zeros(math.prod(shape) * self.datatype.get_size(), np.uint8)
+        self.dataset.read(memory, stored, data, self.datatype)
+        return data
+
+    def write_region(self, number: int, data: Bytes) -> None:
+        """Let HDF5 write the part of a chunk that lies inside the array."""
+        memory, stored, _ = self._spaces(number)
+        self.dataset.write(memory, stored, data, self.datatype)
+
+    def padded(self, number: int, region: Bytes) -> Bytes:
+        """The whole chunk around a region, zeros past the array."""
+        if len(region) == self.size:
+            return region
+        return self.replaced(number, np.zeros(self.size, np.uint8), region)
+
+    def replaced(self, number: int, whole: Bytes, region: Bytes) -> Bytes:
+        """A whole chunk with the part inside the array replaced by `region`."""
+        changed = whole.copy()
+        self._inside(number, changed)[...] = region.reshape(self._inside(number, changed).shape)
+        return changed
+
+    def clipped(self, number: int, whole: Bytes) -> Bytes:
+        """The part inside the array of a whole chunk."""
+        return np.ascontiguousarray(self._inside(number, whole)).reshape(-1)
+
+    def _inside(self, number: int, whole: Bytes) -> Bytes:
+        extent = self.grid.extent(self.grid.origin(number))
+        cells = whole.reshape(*self.grid.chunk, self.datatype.get_size())
+        return cells[tuple(slice(count) for count in extent)]
+
+    def _spaces(self, number: int) -> tuple[Any, Any, tuple[int, ...]]:
+        """Memory space, file space and shape of the part of a chunk that lies inside the array."""
+        from h5py import h5s
+
+        origin = self.grid.origin(number)
+        shape = self.grid.extent(origin)
+        stored = self.dataset.get_space()
+        if not shape:
+            return stored, stored, shape
+        stored.select_hyperslab(origin, shape)
+        return h5s.create_simple((math.prod(shape),)), stored, shape
+
+
+def by_chunk(number: Int) -> Iterator[tuple[int, Int]]:
+    """Each chunk that occurs in `number`, ascending, with the positions in `number` at which it does."""
+    rank = np.argsort(number, kind="stable")
+    ordered = number[rank]
+    edges = np.flatnonzero(np.diff(ordered)) + 1
+    for positions in np.split(rank, edges):
+        if len(positions):
+            yield int(number[positions[0]]), positions
+
+
+def read_boxed(reader: BoxReader, tensor: Tensor, flat: Int, order: str) -> Bits:
+    """The elements at flat indexes, as numbers (uint64, same order)."""
+    number, within = split(reader, tensor.layout, flat)
+    bits = np.zeros(len(flat), np.uint64)
+    for chunk, positions in by_chunk(number):
+        bits[positions] = numbers_in(reader.chunk(chunk), tensor.layout, order)[within[positions]]
+    return bits
+
+
+def split(reader: BoxReader, layout: BitLayout, flat: Int) -> tuple[Int, Int]:
+    """The chunk of each element (real number), and its index among the real numbers of that chunk."""
+    item, component = np.divmod(flat, layout.components)
+    number, within = reader.grid.split(item)
+    return number, within * layout.components + component
+
+
+def numbers_in(data: Bytes, layout: BitLayout, order: str) -> np.ndarray[Any, Any]:
+    """Raw bytes as unsigned numbers; shares the bytes, so that a change of the numbers changes them."""
+    code = "<" if order == "little" else ">"
+    return data.view(f"{code}u{layout.itemsize}")

@@ -1,0 +1,154 @@
+"""Encoding HDF5 chunks: through the same filters as before, in the same size as before where that can be had."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from flipper.checkpoints.elements import Bytes
+
+DEFLATE, FLETCHER32 = 1, 3
+"""HDF5 filter numbers."""
+ONLY_ONCE = frozenset({32017, 32024})
+"""SZ and SZ3: they refuse, loudly, the options of a dataset that they have set up before."""
+
+CHUNK = b"chunk"
+"""The scratch dataset."""
+
+_SERIAL = count()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A chunk as it lies in the file: filters whose bit is set in `skipped` were not applied to `data`."""
+
+    skipped: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A scratch dataset in memory with one chunk and the filters of another dataset, to encode and decode chunks.
+
+    file: h5py.File that holds it. filters: their numbers, in the order in which they encode.
+    """
+
+    file: Any
+    filters: tuple[int, ...]
+
+    @property
+    def skip_all(self) -> int:
+        """The mask that says that no filter was applied."""
+        return (1 << len(self.filters)) - 1
+
+    def decode(self, stored: Stored, size: int) -> Bytes | None:
+        """The `size` bytes that a stored chunk stands for; None if the filters don't accept it."""
+        from h5py import h5s
+
+        decoded = np.zeros(size, np.uint8)
+        try:
+            dataset = self._open()
+            dataset.write_direct_chunk((0,) * dataset.rank, stored.data, stored.skipped)
+            del dataset  # an open dataset goes on with the filter mask that the chunk had before (HDF5 2.0)
+            dataset = self._open()
+            dataset.read(h5s.ALL, h5s.ALL, decoded, dataset.get_type())
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return decoded
+
+    def encode(self, data: Bytes) -> Stored | None:
+        """`data` through the filters; None if they can't encode it."""
+        from h5py import h5s
+
+        try:
+            dataset = self._open()
+            dataset.write(h5s.ALL, h5s.ALL, data, dataset.get_type())
+            skipped, encoded = dataset.read_direct_chunk((0,) * dataset.rank)
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return Stored(skipped, bytes(encoded))
+
+    def _open(self) -> Any:
+        from h5py import h5d
+
+        return h5d.open(self.file.id, CHUNK)
+
+    def encoding(self, data: Bytes, old: Stored) -> Stored:
+        """`data` as it is best stored: in the size of `old` if that can be had, else as the filters like it.
+
+        A lossy filter would change other elements with the struck one: then no filter is applied.
+        """
+        raw = Stored(self.skip_all, data.tobytes())
+        if old.skipped == self.skip_all:
+            return raw
+        made = self.encode(data)
+        if made is None or not self._exact(made, data):
+            return raw
+        for squeezed in self._squeezed(made, len(old.data)):
+            if squeezed.skipped == old.skipped and self._exact(squeezed, data):
+                return squeezed
+        return made
+
+    def _exact(self, stored: Stored, data: Bytes) -> bool:
+        decoded = self.decode(stored, len(data))
+        return decoded is not None and np.array_equal(decoded, data)
+
+    def _squeezed(self, made: Stored, room: int) -> Iterator[Stored]:
+        """`made` in exactly `room` bytes: as it is, or deflated otherwise and padded, which inflate doesn't mind."""
+        if len(made.data) == room:
+            yield made
+        checked = self.filters[-1:] == (FLETCHER32,)
+        last = len(self.filters) - 1 - checked
+        if last < 0 or self.filters[last] != DEFLATE or made.skipped & 1 << last:
+            return
+        tail = 4 * checked
+        plain = zlib.decompress(made.data[: len(made.data) - tail])
+        for level, memory in ((4, 8), (6, 8), (9, 8), (9, 9)):
+            packer = zlib.compressobj(level, memLevel=memory)
+            packed = packer.compress(plain) + packer.flush()
+            if len(packed) + tail <= room:
+                padded = packed.ljust(room - tail, b"\0")
+                yield Stored(made.skipped, _fletchered(padded) if checked else padded)
+                return
+
+
+@contextmanager
+def pipeline(dataset: Any) -> Iterator[Pipeline | None]:
+    """The filters of a chunked dataset (h5py DatasetID) in memory; None if it has none or HDF5 refuses."""
+    from h5py import h5d, h5s
+
+    plist = dataset.get_create_plist()
+    filters = tuple(plist.get_filter(index)[0] for index in range(plist.get_nfilters()))
+    if plist.get_layout() != h5d.CHUNKED or ONLY_ONCE.intersection(filters):
+        yield None
+        return
+    with _memory_file() as file:
+        try:
+            h5d.create(file.id, CHUNK, dataset.get_type().copy(), h5s.create_simple(plist.get_chunk()), plist)
+        except (OSError, RuntimeError, ValueError):
+            yield None
+            return
+        yield Pipeline(file, filters)
+
+
+@contextmanager
+def _memory_file() -> Iterator[Any]:
+    import h5py
+
+    name = f"flipper-scratch-{next(_SERIAL)}"  # two at a time must not be called the same
+    with h5py.File(name, "w", driver="core", backing_store=False, rdcc_nbytes=0) as file:
+        yield file
+
+
+def _fletchered(data: bytes) -> bytes:
+    """`data` with the Fletcher-32 checksum that HDF5 puts behind it."""
+    with _memory_file() as file:
+        made = file.create_dataset("bytes", shape=(len(data),), dtype="u1", chunks=(len(data),), fletcher32=True)
+        made[...] = np.frombuffer(data, np.uint8)
+        return bytes(made.id.read_direct_chunk((0,))[1])

@@ -1,0 +1,107 @@
+"""Rewriting HDF5 elements without bytes of their own: in the chunk's old place if the new one fits, else by HDF5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flipper.bits.layout import Bits
+from flipper.checkpoints.elements import Bytes, Int
+from flipper.checkpoints.hdf5_boxed import BoxReader, by_chunk, numbers_in, split
+from flipper.checkpoints.hdf5_pipeline import Pipeline, Stored, pipeline
+from flipper.checkpoints.source import Source
+from flipper.checkpoints.tensor import Tensor
+
+Put = Callable[[int, bytes], object]
+"""Writes bytes at a place of the file; HDF5 keeps no chunk in memory when its chunk cache is off."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A file that is being rewritten: its bytes to read and to put, and how many stand in front of the HDF5 content."""
+
+    source: Source
+    put: Put
+    userblock: int
+
+
+def rewrite_boxed(dataset: Any, tensor: Tensor, order: str, edit: tuple[Int, Bits], file: Rewritten) -> None:
+    """XOR elements of an h5py DatasetID that is open for writing, without a chunk cache.
+
+    edit: flat indexes, distinct, and the XOR of each element. file: the one that the dataset is in.
+    """
+    flat, xor = edit
+    reader = BoxReader(dataset)
+    number, within = split(reader, tensor.layout, flat)
+    with pipeline(dataset) as scratch:
+        for chunk, positions in by_chunk(number):
+            wanted = reader.padded(chunk, reader.region(chunk)).copy()
+            values = numbers_in(wanted, tensor.layout, order)
+            values[within[positions]] ^= xor[positions].astype(values.dtype)
+            _Box(reader, scratch, chunk, file).store(reader.clipped(chunk, wanted))
+
+
+class _Box:
+    """One chunk that gets new content."""
+
+    def __init__(self, reader: BoxReader, scratch: Pipeline | None, chunk: int, file: Rewritten) -> None:
+        self.reader = reader
+        self.scratch = scratch
+        self.chunk = chunk
+        self.file = file
+        self.origin = reader.grid.origin(chunk)
+
+    def store(self, region: Bytes) -> None:
+        """Give the part of the chunk that lies inside the array new content."""
+        if self.scratch is not None and (found := self._stored()) is not None:
+            start, old = found
+            whole = self._whole(self.scratch, old, region)
+            if whole is not None:
+                self._put(self.scratch.encoding(whole, old), old, start)
+                return
+        self._let_hdf5(region)
+
+    def _put(self, new: Stored, old: Stored, start: int | None) -> None:
+        if start is not None and new.skipped == old.skipped and len(new.data) == len(old.data):
+            self.file.put(start, new.data)
+        else:
+            self.reader.dataset.write_direct_chunk(self.origin, new.data, new.skipped)
+
+    def _stored(self) -> tuple[int | None, Stored] | None:
+        """The chunk as it lies in the file, and where if that is sure; None if it was never written."""
+        info = self.reader.dataset.get_chunk_info_by_coord(self.origin)
+        if not info.size:
+            return None
+        skipped, data = self.reader.dataset.read_direct_chunk(self.origin)
+        for shift in (0, self.file.userblock):  # see hdf5_chunks._shift
+            start = info.byte_offset + shift
+            if start + info.size <= self.file.source.size and self.file.source.read(start, info.size) == data:
+                return start, Stored(skipped, bytes(data))
+        return None, Stored(skipped, bytes(data))
+
+    def _whole(self, scratch: Pipeline, old: Stored, region: Bytes) -> Bytes | None:
+        """The new chunk with what stood past the array kept; None if the old one is not what the filters say.
+
+        HDF5 may store edge chunks without filters (H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) and doesn't tell.
+        """
+        whole = scratch.decode(old, self.reader.size)
+        if whole is None or not np.array_equal(self.reader.clipped(self.chunk, whole), self.reader.region(self.chunk)):
+            return None
+        return self.reader.replaced(self.chunk, whole, region)
+
+    def _let_hdf5(self, region: Bytes) -> None:
+        """Write through HDF5; a chunk that would not come back as it should (lossy filters) is stored unfiltered."""
+        if not self._written_exactly(region):
+            whole = self.reader.padded(self.chunk, region)
+            skip_all = (1 << self.reader.dataset.get_create_plist().get_nfilters()) - 1
+            self.reader.dataset.write_direct_chunk(self.origin, whole.tobytes(), skip_all)
+
+    def _written_exactly(self, region: Bytes) -> bool:
+        try:
+            self.reader.write_region(self.chunk, region)
+            return np.array_equal(self.reader.region(self.chunk), region)
+        except (OSError, RuntimeError, ValueError):
+            return False
