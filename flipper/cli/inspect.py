@@ -1,0 +1,46 @@
+"""`flipper inspect`: the tensors of a checkpoint, and how many bits can be struck."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flipper.cli.options import CHECKPOINT, fault_model, output_options, selection_options
+from flipper.cli.output import emit_rows, format_or_default, say, strict
+
+COLUMNS = (
+    "name", "aliases", "layer", "role", "dtype", "shape", "elements", "bytes", "file", "offset", "storage", "reason",
+)  # fmt: skip
+STATISTICS = ("min", "max", "mean", "std", "zeros", "nans", "infs")
+
+
+@click.command(short_help="List the tensors of a checkpoint and count the bits that can be struck.")
+@click.argument("ckpt", type=CHECKPOINT)
+@selection_options
+@click.option("--stats", is_flag=True, help="Add minimum, maximum, mean, ... of every tensor; reads all data.")
+@output_options
+def command(
+    ckpt: Path, stats: bool, style: str | None, quiet: bool, verbose: bool, traceback: bool, **options: Any
+) -> None:
+    """List the tensors of CKPT, integers included, and count the bits that can be struck.
+
+    \b
+    Example:
+      flipper inspect sample_checkpoints/digits-cnn.pt --bits exponent
+    """
+    from flipper.checkpoints import open_checkpoint
+    from flipper.checkpoints.describe import describe
+    from flipper.faults.draw import population_of
+
+    model = fault_model(options)
+    with open_checkpoint(ckpt) as checkpoint:
+        population = population_of(checkpoint, model).record()
+        rows = (describe(checkpoint, tensor, stats) for tensor in model.selection.apply(checkpoint.tensors))
+        around = {"path": str(ckpt), "format": checkpoint.format, "size": checkpoint.size, "tensors": None}
+        emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), {**around, "population": population})
+        for note in checkpoint.notes:
+            say(f"note: {note}", quiet)
+    if format_or_default(style) != "json":
+        say(f"population: {strict(population)}", quiet)
