@@ -114,9 +114,9 @@ def _read_pytorch(path: Path) -> State:
 
 
 def _write_safetensors(state: State, path: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    save_file(state, path, metadata={"format": "pt"})
+    path.write_bytes(save(state, metadata={"format": "pt"}))  # save_file would make it readable by its owner only
 
 
 def _read_safetensors(path: Path) -> State:

@@ -150,7 +150,7 @@ def test_saving_every_n_steps_writes_each_and_refuses_to_overwrite(
         f"step-00000{step}.safetensors" for step in (2, 4, 5)
     ]
     before = {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()}
-    with pytest.raises(OutputError, match="step-00000[245].safetensors exists"):
+    with pytest.raises(OutputError, match=r"step-00000[245]\.safetensors exists"):
         train(spec)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == before
 
