@@ -10,6 +10,7 @@ import click
 
 COMMANDS: Final = {
     "inspect": "List the tensors of a checkpoint and count the bits that can be struck.",
+    "convert": "Write a checkpoint in another format, without loss.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
 }
 """Command -> its short help. The command `x` is `command` in flipper/cli/x.py; a test keeps both in step."""

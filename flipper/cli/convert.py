@@ -1,0 +1,53 @@
+"""`flipper convert`: the same checkpoint in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flipper.cli.options import CHECKPOINT, FILE, output_options
+from flipper.cli.output import emit, say
+
+FORMATS = ("safetensors", "pytorch", "hdf5")
+
+
+@click.command(short_help="Write a checkpoint in another format, without loss.")
+@click.argument("ckpt", type=CHECKPOINT)
+@click.option("-o", "--output", type=FILE, required=True, metavar="OUT", help="The file to write.")
+@click.option("--to", type=click.Choice(FORMATS), required=True, help="Its format.")
+@click.option("--drop-unsupported", is_flag=True, help="Leave out what OUT can't hold instead of refusing.")
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
+@output_options
+def command(
+    ckpt: Path,
+    output: Path,
+    to: str,
+    drop_unsupported: bool,
+    force: bool,
+    style: str | None,
+    quiet: bool,
+    verbose: bool,
+    traceback: bool,
+) -> None:
+    """Write CKPT to OUT in another format: all tensors, names, dtypes, ties, nesting and scalars.
+
+    Objects of classes that flipper doesn't know, and quantised tensors, can't be carried: they are refused, or left
+    out and named with --drop-unsupported.
+
+    \b
+    Example:
+      flipper convert sample_checkpoints/digits-cnn.pt -o digits-cnn.h5 --to hdf5
+    """
+    from flipper.checkpoints import open_checkpoint
+    from flipper.checkpoints.convert import convert
+
+    with open_checkpoint(ckpt) as checkpoint:
+        record = convert(checkpoint, output, to, force, drop_unsupported)
+        if verbose:
+            for note in checkpoint.notes:
+                say(f"note: {note}", quiet)
+    for loss in record["dropped"]:
+        say(f"left out: {loss}", quiet)
+    say(f"wrote {output}", quiet)
+    emit(record, style)
