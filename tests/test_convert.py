@@ -294,3 +294,11 @@ def test_the_command_offers_the_formats_that_can_be_written():
 @pytest.mark.parametrize("missing", [("--to", "hdf5"), ("-o", "out"), ("-o", "out", "--to", "zarr")])
 def test_wrong_usage_is_exit_2(source, missing):
     assert run(source, *missing).exit_code == 2
+
+
+def test_marked_hdf5_without_a_record_has_dotted_names(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["flipper_layout"] = "flipper-state/1"
+        file["model/fc/weight"] = np.arange(3.0)
+    turn(tmp_path / "a.h5", tmp_path / "a.pt", "pytorch")
+    assert same(torch.load(tmp_path / "a.pt"), {"model.fc.weight": torch.arange(3.0, dtype=torch.float64)})

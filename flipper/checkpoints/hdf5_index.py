@@ -50,13 +50,19 @@ class Indexer:
         """Read the whole index."""
         with self.opened() as file:
             self.own_layout = _text_attribute(file, own.MARK_ATTRIBUTE) == own.MARK
+            recorded = self.own_layout and own.TREE_DATASET in file
             found = hdf5_walk.walk(file.id)
             tensors, aliases = self._tensors(file, found)
         for path, target in found.elsewhere.items():
             tensors.append(Tensor(self._name(path), "link", (0,), Unsupported("", target)))
         names = [(path, self._name(path)) for paths in found.datasets.values() for path in paths]
-        tree = self._recorded_tree if self.own_layout else lambda: _nested(found.groups, names)
+        tree = self._recorded_tree if recorded else lambda: self._tree(found, names)
         return Index(tensors, aliases, tree, tuple(self.places.notes), found.groups)
+
+    def _tree(self, found: hdf5_walk.Found, names: list[tuple[hdf5_walk.Path, str]]) -> Tree:
+        if self.own_layout:
+            return {name: Leaf(name) for _, name in sorted(names)}
+        return _nested(found.groups, names)
 
     def _tensors(self, file: Any, found: hdf5_walk.Found) -> tuple[list[Tensor], dict[str, str]]:
         from h5py import h5d
