@@ -13,6 +13,7 @@ from flipper.errors import CheckpointError, UsageError
 
 FILES: Final = {
     "safetensors": ("flipper.checkpoints.safetensors", "SafetensorsFile"),
+    "pytorch": ("flipper.checkpoints.pytorch", "PyTorchFile"),
     "hdf5": ("flipper.checkpoints.hdf5", "Hdf5File"),
 }
 """Format of a single file -> module and class, in the order of sniffing; the module's sniff(source) decides."""

@@ -1,0 +1,316 @@
+"""Builders: what a call in a pickle stream comes to: stubs of tensors for torch's rebuild functions, plain values for a
+few harmless names, an inert Object for everything else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTensor
+
+DIMENSIONS = 64
+"""The most axes of a tensor."""
+
+
+class Budget:
+    """Elements that calls may copy, in all: shared values must not grow the result beyond the stream."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left + 4096
+
+    def spend(self, count: int) -> None:
+        """Take `count` off; raises ValueError when nothing is left."""
+        self.left -= count
+        if self.left < 0:
+            raise ValueError("calls copy more than the stream holds")
+
+
+def build(function: Any, args: Any, budget: Budget) -> Any:
+    """The value that a call in the stream stands for; nothing is called but the builders of this module."""
+    if type(args) is not tuple:
+        raise TypeError("a call needs a tuple of arguments")
+    if type(function) is not Global:
+        return Object(function.name if type(function) is Object else type(function).__name__, args)
+    builder = _BUILDERS.get(f"{_MODULES.get(function.module, function.module)}.{function.name}")
+    return Object(function.qualified, args) if builder is None else builder(args, budget)
+
+
+def known(name: Global) -> bool:
+    """Whether this module knows what the global stands for."""
+    module = _MODULES.get(name.module, name.module)
+    if module in ("torch", "torch.storage", "torch.cuda") and (name.name.endswith("Storage") or name.name in _MARKERS):
+        return True
+    return f"{module}.{name.name}" in _BUILDERS or name.qualified in _HARMLESS or module.startswith(_HARMLESS_MODULES)
+
+
+def persistent(identity: Any) -> Any:
+    """What a persistent id stands for: a storage, or the class of a module whose source was saved with it."""
+    if type(identity) is not tuple or len(identity) < 2:
+        raise TypeError("unknown kind of persistent id")
+    if identity[0] == "module":
+        return identity[1]
+    kind, storage_type, key, _location, count, *rest = identity
+    if kind != "storage" or type(storage_type) is not Global or not _natural(count):
+        raise TypeError("unknown kind of persistent id")
+    view = rest[0] if rest else None
+    first = 0
+    if view is not None:
+        _view_key, first, count = view
+        if not _natural(first) or not _natural(count):
+            raise TypeError("a view of a storage needs natural numbers")
+    return Storage(str(key), _storage_dtype(storage_type.name), count, first)
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _storage_dtype(name: str) -> str | None:
+    if name == "UntypedStorage":
+        return None
+    try:
+        return _STORAGES[name]
+    except KeyError:
+        raise ValueError(f"unknown storage {name[:40]}") from None
+
+
+def _naturals(value: Any) -> tuple[int, ...]:
+    if type(value) not in (tuple, list) or len(value) > DIMENSIONS or not all(_natural(item) for item in value):
+        raise TypeError("a shape or stride is no list of natural numbers")
+    return tuple(value)
+
+
+def _dtype(value: Any) -> str:
+    if type(value) is not Global:
+        raise TypeError("a dtype is expected")
+    return value.name
+
+
+def _tensor(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
+    storage, offset, shape, strides, *rest = args
+    if type(storage) is not Storage or not _natural(offset):
+        raise TypeError("a tensor needs a storage and an offset")
+    shape, strides = _naturals(shape), _naturals(strides)
+    if len(shape) != len(strides):
+        raise TypeError("shape and strides differ in length")
+    metadata = rest[2] if len(rest) > 2 and type(rest[2]) is dict else {}
+    lazy = [name for name in ("conj", "neg") if metadata.get(name)]
+    reason = f"stored with a pending {lazy[0]}: the bits on disk are not those of its values" if lazy else None
+    return StoredTensor(storage, storage.dtype or "uint8", offset, shape, strides, reason=reason)
+
+
+def _tensor_v3(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
+    storage, offset, shape, strides, grad, hooks, dtype, *metadata = args
+    tensor = _tensor((storage, offset, shape, strides, grad, hooks, *metadata), budget)
+    tensor.dtype = _dtype(dtype)
+    return tensor
+
+
+def _parameter(args: tuple[Any, ...], budget: Budget) -> Any:
+    if type(args[0]) is StoredTensor:
+        args[0].parameter = True
+    return args[0]
+
+
+def _quantized(args: tuple[Any, ...], budget: Budget) -> Any:
+    tensor = _tensor(args[:4], budget)
+    parts = {"": tensor}
+    quantizer = args[4]
+    if type(quantizer) is tuple and len(quantizer) >= 3:
+        for name, part in zip(("scales", "zero_points"), quantizer[1:3], strict=True):
+            if type(part) is StoredTensor:
+                parts[name] = part
+    return Parts("torch.Tensor", parts) if len(parts) > 1 else tensor
+
+
+def _sparse(args: tuple[Any, ...], budget: Budget) -> Parts:
+    layout, data = args
+    kind = layout.args[0] if type(layout) is Object and layout.args else layout
+    names = _SPARSE.get(kind if type(kind) is str else "", ("indices", "values"))
+    if type(data) is not tuple or not all(type(part) is StoredTensor for part in data[: len(names)]):
+        raise TypeError("a sparse tensor needs tensors")
+    return Parts("torch.sparse", dict(zip(names, data, strict=False)))
+
+
+def _nested(args: tuple[Any, ...], budget: Budget) -> Parts:
+    return Parts("torch.nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)))
+
+
+def _meta(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
+    dtype, shape, strides, *_grad = args
+    reason = "a meta tensor has no bytes"
+    return StoredTensor(None, _dtype(dtype), 0, _naturals(shape), _naturals(strides), reason=reason)
+
+
+def _wrapper(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
+    kind, dtype, shape, strides, *_rest = args
+    reason = f"a {kind.name if type(kind) is Global else 'wrapper'} without a storage of its own"
+    return StoredTensor(None, _dtype(dtype), 0, _naturals(shape), _naturals(strides), reason=reason)
+
+
+def _subclass(args: tuple[Any, ...], budget: Budget) -> Any:
+    function, kind, inner_args, state = args
+    inner = build(function, inner_args, budget)
+    if type(inner) is not StoredTensor or inner.storage is not None:
+        return inner
+    attributes = Object("", state=state).attributes()
+    found = {str(key): part for key, part in attributes.items() if type(part) in (StoredTensor, Parts)}
+    if list(found) == ["_local_tensor"]:
+        return found["_local_tensor"]
+    return Parts(kind.qualified if type(kind) is Global else "", found) if found else inner
+
+
+def _first(args: tuple[Any, ...], budget: Budget) -> Any:
+    return args[0]
+
+
+def _size(args: tuple[Any, ...], budget: Budget) -> tuple[int, ...]:
+    return _naturals(args[0]) if args else ()
+
+
+def _dictionary(args: tuple[Any, ...], budget: Budget) -> Any:
+    if not args:
+        return {}
+    if type(args[0]) is dict:
+        return args[0]
+    made = Object("collections.OrderedDict")
+    budget.spend(len(args[0]))
+    for key, value in args[0]:
+        made.mapping[key if type(key) is str else f"{key!r:.40}"] = value
+    return made.mapping
+
+
+def _defaults(args: tuple[Any, ...], budget: Budget) -> Any:
+    return _dictionary(args[1:], budget)
+
+
+def _encode(args: tuple[Any, ...], budget: Budget) -> bytes:
+    text, encoding = args
+    if encoding not in ("latin1", "latin-1") or type(text) is not str:
+        raise ValueError("only latin1 text can be encoded")
+    budget.spend(len(text))
+    return text.encode("latin-1")
+
+
+def _bytes(args: tuple[Any, ...], budget: Budget) -> bytes:
+    if not args:
+        return b""
+    if type(args[0]) is bytes:
+        return args[0]
+    if type(args[0]) is str and args[1:] and args[1] in ("latin-1", "latin1"):
+        return _encode(args[:2], budget)
+    raise TypeError("bytes are expected")
+
+
+def _complex(args: tuple[Any, ...], budget: Budget) -> complex:
+    real, imaginary = args
+    return complex(float(real), float(imaginary))
+
+
+def _collection(name: str) -> Callable[[tuple[Any, ...], Budget], Object]:
+    def builder(args: tuple[Any, ...], budget: Budget) -> Object:
+        return Object(name, items=args[0] if args and type(args[0]) is list else [])
+
+    return builder
+
+
+def _new_object(args: tuple[Any, ...], budget: Budget) -> Object:
+    return Object(args[0].qualified if type(args[0]) is Global else "", args[1:])
+
+
+def _scalar(args: tuple[Any, ...], budget: Budget) -> Any:
+    """A numpy scalar as a Python one where there is one of that kind."""
+    dtype, *raw = args
+    code = dtype.args[0] if type(dtype) is Object and dtype.args else ""
+    big = type(dtype) is Object and type(dtype.state) is tuple and len(dtype.state) > 1 and dtype.state[1] == ">"
+    form = _SCALARS.get(code if type(code) is str else "")
+    data = raw[0] if raw else b""
+    data = data.encode("latin-1") if type(data) is str else data
+    if form is None or type(data) is not bytes or len(data) != struct.calcsize(form):
+        return Object("numpy.scalar", (dtype,))
+    values = struct.unpack((">" if big else "<") + form, data)
+    return values[0] if len(values) == 1 else complex(*values)
+
+
+_SPARSE = {
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+"""The tensors that a compressed layout is made of; any other has indices and values."""
+
+_SCALARS = {
+    "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
+    "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
+}  # fmt: skip
+
+_STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128", "ComplexHalfStorage": "complex32", "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8", "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}  # fmt: skip
+
+_MARKERS = frozenset({
+    *_STORAGES.values(), "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "per_tensor_affine", "per_channel_affine",
+    "per_channel_affine_float_qparams",
+})  # fmt: skip
+"""Names in torch that only say which dtype or kind of quantisation is meant."""
+
+_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "numpy.core.multiarray": "numpy._core.multiarray"}
+"""Older spellings of modules."""
+
+_BUILDERS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_qtensor": _quantized,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_nested_tensor": _nested,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch._utils._rebuild_wrapper_subclass": _wrapper,
+    "torch._utils._rebuild_device_tensor_from_numpy": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_xla_tensor": _first,
+    "torch._tensor._rebuild_from_type": _subclass,
+    "torch._tensor._rebuild_from_type_v2": _subclass,
+    "torch.jit._pickle.build_intlist": _first,
+    "torch.jit._pickle.build_tensorlist": _first,
+    "torch.jit._pickle.build_doublelist": _first,
+    "torch.jit._pickle.build_boollist": _first,
+    "torch.jit._pickle.restore_type_tag": _first,
+    "torch.Size": _size,
+    "collections.OrderedDict": _dictionary,
+    "collections.Counter": _dictionary,
+    "collections.defaultdict": _defaults,
+    "builtins.set": _collection("builtins.set"),
+    "builtins.frozenset": _collection("builtins.frozenset"),
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytes,
+    "builtins.complex": _complex,
+    "_codecs.encode": _encode,
+    "copyreg._reconstructor": _new_object,
+    "copyreg.__newobj__": _new_object,
+    "numpy._core.multiarray.scalar": _scalar,
+}
+
+_HARMLESS = frozenset({
+    "argparse.Namespace", "types.SimpleNamespace", "numpy.dtype", "numpy.ndarray", "torch.device", "torch.Tensor",
+    "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct", "collections.deque",
+    "torch.serialization._get_layout", "torch.torch_version.TorchVersion", "torch.nn.parameter.Parameter",
+    "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int", "builtins.float", "builtins.str",
+    "builtins.bool", "builtins.object", "builtins.slice", "builtins.range", "__builtin__.object", "__builtin__.list",
+    "__builtin__.dict", "__builtin__.int", "__builtin__.float", "__builtin__.str", "__builtin__.slice",
+    "__builtin__.xrange", "__builtin__.tuple", "__builtin__.bool",
+})  # fmt: skip
+"""Names that stay Objects, but that no user needs to be told of."""
+
+_HARMLESS_MODULES = ("torch.nn.modules.", "torch.optim.", "__torch__", "datetime", "pathlib")

@@ -1,0 +1,156 @@
+"""Pickled tree: the neutral tree of what a pickle stream describes, and its tensors under dotted names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTensor
+from flipper.checkpoints.tree import Leaf, Opaque, Tree
+from flipper.errors import CheckpointError
+
+DEPTH_LIMIT = 256
+"""Levels of nesting; a tree is walked by recursion."""
+
+BARE = "tensor"
+"""Name of a tensor that was saved alone."""
+
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_NAMESPACES = frozenset({"argparse.Namespace", "types.SimpleNamespace"})
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+
+
+class PickledTree:
+    """The tree under `value`, grown at once.
+
+    tensors: (dotted name, what the stream says of it), in the order of the stream.
+    limit: values that may be visited: shared ones are visited by each of their names.
+    Raises CheckpointError: pickle-too-deep, pickle-too-big.
+    """
+
+    def __init__(self, value: Any, where: str, limit: int) -> None:
+        self.where = where
+        self.left = limit
+        self.tensors: list[tuple[str, StoredTensor]] = []
+        self._path: set[int] = set()
+        self.root: Tree = self._grow(value, "")
+
+    def _grow(self, value: Any, name: str) -> Tree:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if kind is StoredTensor:
+            return self._leaf(value, name)
+        if kind is Storage:
+            return self._leaf(StoredTensor(value, value.dtype or "uint8", 0, (value.count,), (1,)), name)
+        if id(value) in self._path:
+            return Opaque(value.name if kind is Object else "cycle")
+        if len(self._path) >= DEPTH_LIMIT:
+            raise CheckpointError("pickle-too-deep", f"{self.where}: values nest over {DEPTH_LIMIT} levels deep")
+        self._path.add(id(value))
+        try:
+            return self._grow_inside(value, name)
+        finally:
+            self._path.discard(id(value))
+
+    def _grow_inside(self, value: Any, name: str) -> Tree:
+        if type(value) is dict:
+            return self._mapping(value, name)
+        if type(value) is list:
+            self._spend(len(value))
+            return [self._grow(item, join(name, index)) for index, item in enumerate(value)]
+        if type(value) is tuple:
+            self._spend(len(value))
+            return tuple(self._grow(item, join(name, index)) for index, item in enumerate(value))
+        if type(value) is Parts:
+            return self._parts(value, name)
+        if type(value) is Object:
+            return self._object(value, name)
+        return Opaque(value.qualified if type(value) is Global else type(value).__name__)
+
+    def _spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            message = "shared values stand for far more values than the file holds"
+            raise CheckpointError("pickle-too-big", f"{self.where}: {message}")
+
+    def _leaf(self, stored: StoredTensor, name: str) -> Leaf:
+        self.tensors.append((name or BARE, stored))
+        return Leaf(name or BARE, stored.parameter)
+
+    def _mapping(self, mapping: dict[Any, Any], name: str) -> dict[Any, Tree]:
+        self._spend(len(mapping))
+        grown = {}
+        for index, (key, value) in enumerate(mapping.items()):
+            plain = key if type(key) in (str, int, bool, float, type(None)) else _key_text(key, index)
+            grown[plain] = self._grow(value, join(name, plain))
+        return grown
+
+    def _parts(self, parts: Parts, name: str) -> Tree:
+        """The tensors that make up one; the main one of a quantised tensor bears the name itself."""
+        grown = {part: self._grow(value, join(name, part) if part else name) for part, value in parts.parts.items()}
+        grown[""] = grown.get("", Opaque(parts.name))
+        return Opaque(parts.name) if len(grown) == 1 else grown
+
+    def _object(self, value: Object, name: str) -> Tree:
+        if value.name.endswith("multiarray._reconstruct"):
+            return self._array(value, name)
+        attributes = value.attributes()
+        if all(type(attributes.get(part)) is dict for part in _MODULE_PARTS):
+            return self._module(attributes, name)
+        if value.name in _NAMESPACES:
+            return self._mapping(attributes, name)
+        before = len(self.tensors)
+        for content in (attributes, value.mapping, value.items, value.args, value.state):
+            grown = self._grow(content, name) if content else None
+            if len(self.tensors) > before:
+                return grown
+        return Opaque(value.name)
+
+    def _module(self, attributes: dict[Any, Any], name: str) -> dict[Any, Tree]:
+        """What its state dict would hold, and other tensors that it holds as plain attributes."""
+        grown: dict[Any, Tree] = {}
+        for part in _MODULE_PARTS:
+            held = {key: value for key, value in attributes[part].items() if value is not None}
+            grown.update(self._mapping(held, name))
+        for key, value in attributes.items():
+            if key not in _MODULE_PARTS and key not in grown:
+                before = len(self.tensors)
+                self._spend(1)
+                tree = self._grow(value, join(name, key))
+                if len(self.tensors) > before:
+                    grown[key] = tree
+        return grown
+
+    def _array(self, value: Object, name: str) -> Leaf:
+        """A numpy array: its numbers are part of the stream."""
+        state = value.state
+        shape: tuple[int, ...] = ()
+        dtype = "numpy"
+        if type(state) is tuple and len(state) >= 3:
+            if type(state[1]) is tuple and all(type(item) is int and 0 <= item < 1 << 31 for item in state[1]):
+                shape = state[1][:64]
+            if type(state[2]) is Object and state[2].args and type(state[2].args[0]) is str:
+                dtype = f"numpy {state[2].args[0][:20]}"
+        reason = "a numpy array: its numbers are literals of the pickle stream"
+        return self._leaf(StoredTensor(None, dtype, 0, shape[:8], (0,) * len(shape[:8]), reason=reason), name)
+
+
+def join(name: str, key: Any) -> str:
+    """The name of what `key` leads to in `name`."""
+    return f"{name}.{key}" if name else str(key)
+
+
+def _key_text(key: Any, index: int) -> str:
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "backslashreplace")
+    return key.qualified if isinstance(key, Global) else f"{index}"
+
+
+def globals_note(names: Iterator[Global]) -> tuple[str, ...]:
+    """What the user should hear about classes and functions that the stream names."""
+    found = sorted({name.qualified for name in names})
+    if not found:
+        return ()
+    shown = ", ".join(name[:80] for name in found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+    return (f"this file names {shown}; nothing in it was run",)

@@ -1,0 +1,122 @@
+"""pytorch: the zip archives of torch.save: a pickle stream that describes the tensors, an entry for each storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flipper.checkpoints.archives import STORED, Archive, Entry, broken
+from flipper.checkpoints.builders import known
+from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.inflate import inflated
+from flipper.checkpoints.pickled_tree import PickledTree, globals_note
+from flipper.checkpoints.pickles import PICKLE_LIMIT, load
+from flipper.checkpoints.source import Source
+from flipper.checkpoints.stubs import Storage
+from flipper.checkpoints.tensor import Tensor
+from flipper.checkpoints.ties import settle
+from flipper.checkpoints.torch_place import Home, settle_tensor
+from flipper.checkpoints.tree import Tree
+from flipper.errors import CheckpointError
+
+SHARED_LIMIT = 1_000_000
+"""Visits of shared values, beyond one of each value that the stream makes."""
+
+
+def sniff(source: Source) -> bool:
+    """Whether it is a zip archive with a data.pkl; raises CheckpointError for an archive that is cut off."""
+    if source.head(4) not in (b"PK\3\4", b"PK\5\6"):
+        return False
+    return any(name == "data.pkl" or name.endswith("/data.pkl") for name in Archive(source).by_name)
+
+
+class PyTorchFile(Checkpoint):
+    """One file of torch.save. archive: where its entries lie."""
+
+    format = "pytorch"
+
+    def __init__(self, path: Path) -> None:
+        source = Source(path)
+        self.archive = Archive(source)
+        self._contents = read(self.archive)
+        super().__init__(path, {"": source}, settle(self._contents.tensors))
+        self.notes = self._contents.notes
+
+    def tree(self) -> Tree:
+        """What was saved, with tensors as leaves."""
+        return self._contents.tree
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds. tensors: under all their names, in the order of the stream."""
+
+    tree: Tree
+    tensors: tuple[Tensor, ...]
+    notes: tuple[str, ...]
+
+
+def read(archive: Archive) -> Contents:
+    """What a torch.save archive holds; tensors lie in the file "" at places of the archive's source."""
+    prefix = find_prefix(archive)
+    return read_stream(archive, f"{prefix}data.pkl", f"{prefix}data/", byte_order(archive, prefix))
+
+
+def find_prefix(archive: Archive) -> str:
+    """The folder in the archive that holds its data.pkl, with the slash."""
+    found = [name[: -len("data.pkl")] for name in archive.by_name if name.rsplit("/", 1)[-1] == "data.pkl"]
+    top = min((prefix.count("/") for prefix in found), default=0)
+    found = [prefix for prefix in found if prefix.count("/") == top]
+    if len(found) != 1:
+        raise broken(archive.source, f"{len(found)} entries could be the data.pkl of a PyTorch file; one is needed")
+    return found[0]
+
+
+def byte_order(archive: Archive, prefix: str) -> str:
+    """The byte order of the storages: little where the archive doesn't say."""
+    entry = archive.by_name.get(f"{prefix}byteorder")
+    order = "little" if entry is None else content(archive, entry).decode("ascii", "replace").strip()
+    if order not in ("little", "big"):
+        raise broken(archive.source, f"the byte order {order[:20]!r} is neither little nor big")
+    return order
+
+
+def content(archive: Archive, entry: Entry) -> bytes:
+    """All bytes of a small entry."""
+    where = f"{archive.source.path}: {entry.name[:80]}"
+    if max(entry.size, entry.packed) > PICKLE_LIMIT:
+        raise CheckpointError("pickle-too-big", f"{where}: {entry.size} bytes; the limit is {PICKLE_LIMIT}")
+    if entry.method == STORED:
+        return archive.source.read(archive.data_start(entry), entry.size)
+    return inflated(archive, entry).read(0, entry.size)
+
+
+def read_stream(archive: Archive, pickle: str, folder: str, order: str) -> Contents:
+    """What the pickle stream in one entry describes, storages being the entries of `folder`."""
+    where = f"{archive.source.path}: {pickle[:80]}"
+    entry = archive.by_name.get(pickle)
+    if entry is None:
+        raise broken(archive.source, f"the entry {pickle!r} is missing")
+    value, machine = load(content(archive, entry), where)
+    grown = PickledTree(value, where, machine.steps + SHARED_LIMIT)
+    homes: dict[str, Home] = {}
+
+    def home_of(storage: Storage) -> Home:
+        found = homes.get(storage.key)
+        if found is None:
+            found = homes[storage.key] = _home(archive, f"{folder}{storage.key}", order)
+        return found
+
+    tensors = tuple(settle_tensor(name, stored, home_of, where) for name, stored in grown.tensors)
+    return Contents(grown.root, tensors, globals_note(n for n in machine.globals.values() if not known(n)))
+
+
+def _home(archive: Archive, name: str, order: str) -> Home:
+    entry = archive.by_name.get(name)
+    if entry is None:
+        raise broken(archive.source, f"the entry {name[:80]!r} is missing, which a tensor needs")
+    start = archive.data_start(entry)
+    if entry.method == STORED:
+        return Home("", start, entry.size, order)
+    inflated(archive, entry)
+    return Home("", 0, entry.size, order, name)

@@ -1,0 +1,79 @@
+"""Stubs: the inert values that a pickle stream is read into; none of them can do anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name of a module that the stream refers to; never looked up."""
+
+    module: str
+    name: str
+
+    @property
+    def qualified(self) -> str:
+        """Module and name joined by a dot."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False)
+class Object:
+    """What some class or function would have made: its name and all that the stream gives it.
+
+    args: of the call. state: what the stream sets on it. items, mapping: what it appends, and what it sets by key.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+    mapping: dict[Any, Any] = field(default_factory=dict)
+
+    def attributes(self) -> dict[Any, Any]:
+        """The state as attribute -> value; a pair of two dicts (with slots) is joined."""
+        state = self.state
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            return {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
+        return state if isinstance(state, dict) else {}
+
+
+@dataclass(eq=False)
+class Storage:
+    """A run of bytes that the stream refers to by key.
+
+    dtype: as torch spells it; None for untyped bytes. count: elements of dtype, or bytes.
+    first: elements to leave out at the beginning (views of storages in old files).
+    """
+
+    key: str
+    dtype: str | None
+    count: int
+    first: int = 0
+
+
+@dataclass(eq=False)
+class StoredTensor:
+    """A tensor as the stream describes it.
+
+    dtype: as torch spells it. offset, strides: in elements of dtype. reason: why it can't be struck, else None.
+    """
+
+    storage: Storage | None
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    parameter: bool = False
+    reason: str | None = None
+
+
+@dataclass(eq=False)
+class Parts:
+    """A tensor made of tensors: sparse, nested, or a wrapper around inner ones. name: of its class."""
+
+    name: str
+    parts: Mapping[str, Any]
