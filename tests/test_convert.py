@@ -164,6 +164,15 @@ def test_parameters_stay_parameters(tmp_path):
         assert found["w"].requires_grad
 
 
+@pytest.mark.parametrize("tree", [torch.arange(3.0), [torch.ones(1), (torch.zeros(1),)], {"": {"": torch.ones(2)}}])
+def test_other_roots_than_dicts_come_back(tmp_path, tree):
+    torch.save(tree, tmp_path / "a.pt")
+    for to in ("hdf5", "safetensors"):
+        turn(tmp_path / "a.pt", tmp_path / to, to)
+        turn(tmp_path / to, tmp_path / f"{to}.pt", "pytorch")
+        assert same(torch.load(tmp_path / f"{to}.pt"), tree)
+
+
 def test_plain_safetensors_becomes_a_flat_dict(tmp_path):
     tensors = {"fc.weight": torch.randn(3, 2), "fc.bias": torch.randn(3).half()}
     save_file(tensors, tmp_path / "a.safetensors")

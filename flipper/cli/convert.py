@@ -44,9 +44,8 @@ def command(
 
     with open_checkpoint(ckpt) as checkpoint:
         record = convert(checkpoint, output, to, force, drop_unsupported)
-        if verbose:
-            for note in checkpoint.notes:
-                say(f"note: {note}", quiet)
+        for note in checkpoint.notes:
+            say(f"note: {note}", quiet)
     for loss in record["dropped"]:
         say(f"left out: {loss}", quiet)
     say(f"wrote {output}", quiet)

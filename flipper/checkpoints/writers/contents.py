@@ -12,7 +12,7 @@ from flipper import bits
 from flipper.bits import BitLayout
 from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
-from flipper.checkpoints.structure import walk
+from flipper.checkpoints.structure import Keys, walk
 from flipper.checkpoints.tensor import Tensor
 from flipper.checkpoints.tree import Leaf, Opaque, Tree
 from flipper.errors import CheckpointError, UsageError
@@ -80,19 +80,20 @@ class Contents:
     aliases: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
-    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Leaf]]:
+    def leaves(self) -> Iterator[tuple[Keys, Leaf]]:
         """The leaves with the keys that lead to them."""
         for keys, node in walk(self.tree):
             if isinstance(node, Leaf):
                 yield keys, node
 
-    def spelled(self) -> Tree:
-        """The tree such that a tensor's keys joined by dots are its name, for formats that have no other names.
+    def spelled(self, spell: Callable[[Keys], str]) -> Tree:
+        """The tree such that a tensor's keys spell its name, for formats that have no other names.
 
-        Where they aren't (HDF5 joins names by slashes), the tensor moves to the top, under its whole name.
+        spell: the name that a reader makes of keys. A tensor whose name isn't spelled (HDF5 joins names by slashes)
+        moves to the top, under its whole name.
         """
         found = {leaf.name: leaf for _, leaf in self.leaves()}
-        wrong = {leaf.name for keys, leaf in self.leaves() if ".".join(map(str, keys)) != leaf.name}
+        wrong = {leaf.name for keys, leaf in self.leaves() if spell(keys) != leaf.name}
         if not wrong:
             return self.tree
         if all(isinstance(node, Leaf) for _, node in walk(self.tree)):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
 from typing import Final
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
+from flipper.checkpoints.pickled_tree import BARE, join
+from flipper.checkpoints.structure import Keys
 from flipper.checkpoints.tree import Leaf
 from flipper.checkpoints.writers.contents import Buffer, Contents, TensorData
 from flipper.checkpoints.writers.pickler import Pickler
@@ -40,7 +43,7 @@ ZIP64_FROM: Final = 1 << 30
 def write(contents: Contents, path: Path) -> None:
     """Write `contents` to the file `path`; raises UsageError, before it writes, for what the format can't hold."""
     keys = {name: str(number) for number, name in enumerate(contents.tensors)}
-    pickle = Pickler(lambda pickler, leaf: _leaf(pickler, leaf, contents, keys)).dump(contents.spelled())
+    pickle = Pickler(lambda pickler, leaf: _leaf(pickler, leaf, contents, keys)).dump(contents.spelled(_name))
     with path.open("wb") as file, ZipFile(file, "w", ZIP_STORED) as archive:
         _entry(archive, "data.pkl", len(pickle), [pickle])
         _entry(archive, "byteorder", 6, [b"little"])
@@ -48,6 +51,11 @@ def write(contents: Contents, path: Path) -> None:
             data = contents.tensors[name]
             _entry(archive, f"data/{key}", data.nbytes, data.blocks())
         _entry(archive, "version", 2, [b"3\n"])
+
+
+def _name(keys: Keys) -> str:
+    """The name that reading gives to the tensor at `keys`."""
+    return reduce(join, keys, "") or BARE
 
 
 def _entry(archive: ZipFile, name: str, size: int, blocks: Iterable[Buffer]) -> None:
