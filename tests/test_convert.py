@@ -247,6 +247,19 @@ def test_a_record_of_a_tensor_that_is_gone_is_refused_unless_dropped(tmp_path):
     assert same(torch.load(tmp_path / "out"), {"w": torch.ones(2), "epoch": 3, "new": torch.ones(1)})
 
 
+def test_expanded_tensors_become_whole(tmp_path):
+    torch.save({"w": torch.ones(1).expand(1000, 3)}, tmp_path / "a.pt")
+    turn(tmp_path / "a.pt", tmp_path / "b.pt", "pytorch")
+    assert same(torch.load(tmp_path / "b.pt"), {"w": torch.ones(1000, 3)})
+
+
+def test_a_small_file_that_claims_gigabytes_is_refused(tmp_path):
+    torch.save({n: torch.ones(1).expand(1 << 24) for n in range(20)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="claim 1342177280 bytes"):
+        turn(tmp_path / "a.pt", tmp_path / "out", "safetensors")
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
 def test_a_damaged_record_is_a_bad_checkpoint(tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / "a", metadata={"flipper_tree": '{"dict":'})
     with pytest.raises(CheckpointError, match="structure record"):

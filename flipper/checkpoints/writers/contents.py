@@ -20,6 +20,9 @@ from flipper.errors import CheckpointError, UsageError
 BLOCK_BYTES = 4 << 20
 """Bytes of one block of a tensor that lies in one run."""
 
+MAX_UNFOLDING = 2000
+"""Bytes of tensors for each byte of file, and at least 1 GiB; deflate's best is 1032."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -112,6 +115,7 @@ def contents_of(checkpoint: Checkpoint, drop: bool = False) -> Contents:
     raising UsageError.
     """
     _check_names(checkpoint)
+    _check_size(checkpoint)
     carried = [tensor for tensor in checkpoint.tensors if tensor.supported and _whole(tensor)]
     tensors = {tensor.name: _data(checkpoint, tensor) for tensor in carried}
     aliases = {alias: tensor.name for tensor in carried for alias in tensor.aliases}
@@ -136,6 +140,14 @@ def _check_names(checkpoint: Checkpoint) -> None:
         if tensor.name in seen:
             raise CheckpointError("unsupported-storage", f"{checkpoint.path}: two tensors are called {tensor.name}")
         seen.update(tensor.names)
+
+
+def _check_size(checkpoint: Checkpoint) -> None:
+    """A few bytes seen through strides of zero can claim any number of elements; no disk should be filled with them."""
+    claimed = sum(tensor.nbytes for tensor in checkpoint.tensors)
+    if claimed > max(MAX_UNFOLDING * checkpoint.size, 1 << 30):
+        seen = f"its tensors claim {claimed} bytes in {checkpoint.size} bytes of file"
+        raise CheckpointError("unsupported-storage", f"{checkpoint.path}: {seen}")
 
 
 def _whole(tensor: Tensor) -> bool:
