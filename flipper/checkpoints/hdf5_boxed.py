@@ -14,7 +14,9 @@ from flipper.bits import BitLayout
 from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.hdf5_chunks import Grid
+from flipper.checkpoints.hdf5_pipeline import FLETCHER32
 from flipper.checkpoints.tensor import Boxed, Tensor
+from flipper.errors import CheckpointError
 
 CACHE = 64 << 20
 """Bytes of decoded chunks that a reader keeps, so that streaming row by row decodes a chunk once."""
@@ -44,6 +46,7 @@ class BoxReader:
         chunk = plist.get_chunk() if plist.get_layout() == h5d.CHUNKED else dataset.shape
         self.grid = Grid(dataset.shape, chunk)
         self.size = math.prod(self.grid.chunk) * self.datatype.get_size()
+        self.checked = FLETCHER32 in (plist.get_filter(index)[0] for index in range(plist.get_nfilters()))
         self._decoded: OrderedDict[int, Bytes] = OrderedDict()
 
     def chunk(self, number: int) -> Bytes:
@@ -57,10 +60,15 @@ class BoxReader:
         return data
 
     def region(self, number: int) -> Bytes:
-        """The bytes of the part of a chunk that lies inside the array."""
+        """The bytes of the part of a chunk that lies inside the array; raises CheckpointError if it is damaged."""
         memory, stored, shape = self._spaces(number)
         data = np.zeros(math.prod(shape) * self.datatype.get_size(), np.uint8)
-        self.dataset.read(memory, stored, data, self.datatype)
+        try:
+            self.dataset.read(memory, stored, data, self.datatype)
+        except (OSError, RuntimeError) as error:
+            line = " ".join(str(error).split())[:200]
+            reason = "checksum" if self.checked else "header"
+            raise CheckpointError(reason, f"the chunk at {self.grid.origin(number)} can't be read: {line}") from error
         return data
 
     def write_region(self, number: int, data: Bytes) -> None:

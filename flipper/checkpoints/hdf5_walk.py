@@ -10,8 +10,8 @@ from flipper.errors import CheckpointError
 
 MAX_DEPTH = 256
 """Groups inside groups; real checkpoints have about ten."""
-MAX_LINKS = 2_000_000
-"""Paths in a file; groups that are linked twice at every level would give 2**depth."""
+MAX_REPEATS = 20_000
+"""Paths through groups that were seen before; groups that are linked twice at every level would give 2**depth."""
 
 Path = tuple[bytes, ...]
 
@@ -56,17 +56,19 @@ def walk(root: Any) -> Found:
 
     found = Found()
     waiting = [_Group(h5o.get_info(root).addr, (), None)]
-    links = 0
+    seen: set[int] = set()
+    repeats = 0
     while waiting:
         group = waiting.pop()
         found.groups.append(group.path)
         here = h5g.open(root, b"/".join(group.path)) if group.path else root
         for name in _names(here):
-            links += 1
-            if links > MAX_LINKS or len(group.path) > MAX_DEPTH:
-                bounds = f"{MAX_LINKS} paths or {MAX_DEPTH} levels of groups"
+            repeats += group.address in seen
+            if repeats > MAX_REPEATS or len(group.path) > MAX_DEPTH:
+                bounds = f"{MAX_REPEATS} paths through groups linked twice, or {MAX_DEPTH} levels of groups"
                 raise CheckpointError("header", f"the HDF5 file has more than {bounds}")
             waiting.extend(_follow(found, here, group, name))
+        seen.add(group.address)
     return found
 
 
