@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -12,123 +11,122 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from flipper.cli.options import CHECKPOINT, FILE, output_options
+from flipper.cli.output import emit, emit_rows, say
 from flipper.errors import UsageError
 
 if TYPE_CHECKING:
     from flipper.training.spec import Event, TrainSpec
 
+Listener = Callable[["Event"], None]
+
 DEFAULT_EPOCHS: Final = 10
+DIFFERS: Final = 3
 
 
 @click.command(short_help="Train a recipe, or resume it, in one parallel layout.")
 @click.argument("recipe", required=False)
-@click.option("--parallel", metavar="LAYOUT", default="single", help="single, ddp:N or pipeline:N.")
-@click.option(
-    "--epochs", type=click.IntRange(0), help=f"Epochs in all, from the beginning [{DEFAULT_EPOCHS}]."
-)
-@click.option("--steps", type=click.IntRange(0), help="Steps in all, from the beginning, instead of epochs.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Training seed [drawn, or the checkpoint's].")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where ranks compute."
-)
-@click.option(
-    "--resume", type=click.Path(exists=True, path_type=Path), metavar="CKPT", help="Go on from there."
-)
-@click.option(
-    "--save", type=click.Path(path_type=Path), metavar="DIR", help="Write checkpoints to this folder."
-)
-@click.option(
-    "--save-every", type=click.IntRange(1), metavar="N", help="Save every N steps, not only at the end."
-)
-@click.option(
-    "--checkpoint-format", default="safetensors", help="safetensors, pytorch or hdf5.", metavar="FORMAT"
-)
-@click.option(
-    "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Write JSON lines while training."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(0.1), default=300.0, metavar="SECONDS", help="For a silent rank."
-)
+@click.option("--parallel", metavar="LAYOUT", default="single", help="single, ddp:N or pipeline:N.  [default: single]")
+@click.option("--epochs", type=click.IntRange(0), metavar="N", help="Epochs from the beginning.  [default: 10]")
+@click.option("--steps", type=click.IntRange(0), metavar="N", help="Steps from the beginning, instead of epochs.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Drawn, or the checkpoint's, without it.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where ranks compute.")
+@click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Go on from there, to the same total.")
+@click.option("--save", type=FILE, metavar="DIR", help="Write a checkpoint at the end to this folder.")
+@click.option("--save-every", type=click.IntRange(1), metavar="N", help="Also every N steps.")
+@click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch or hdf5.")
+@click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
+@click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
 @click.option("--control", is_flag=True, help="Stop midway, resume, compare with an uninterrupted run.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the built-in recipes.")
-@click.option("-q", "--quiet", is_flag=True)
-@click.option("-v", "--verbose", is_flag=True)
-@click.option("--traceback", is_flag=True)
+@output_options
 def command(
-    recipe: str | None, list_recipes: bool, metrics: Path | None, quiet: bool, **options: Any
+    recipe: str | None,
+    list_recipes: bool,
+    metrics: Path | None,
+    control: bool,
+    style: str | None,
+    quiet: bool,
+    verbose: bool,
+    traceback: bool,
+    **options: Any,
 ) -> None:
     """Train RECIPE on this machine, under one parallel layout, and print one record at the end.
 
     \b
-    Resume a checkpoint on two ranks, data-parallel:
+    Example: resume on two ranks, data-parallel
       flipper train digits-cnn --resume sample_checkpoints/digits-cnn.pt --epochs 4 --parallel ddp:2
     """
-    from flipper.training.metrics import strict
     from flipper.training.recipes import BUILT_IN
 
     if list_recipes:
-        for name, (_, _, summary) in BUILT_IN.items():
-            click.echo(f"{name}  {summary}")
+        rows = ({"name": name, "summary": summary} for name, (_, _, summary) in BUILT_IN.items())
+        emit_rows(rows, style, ("name", "summary"))
         return
     if recipe is None:
         raise UsageError(f"name a RECIPE: {', '.join(BUILT_IN)} (flipper train --list describes them)")
-    options.pop("traceback")
-    record, exact = _run(_spec(recipe, quiet, options), metrics, quiet=quiet, **options)
-    click.echo(json.dumps({key: strict(value) for key, value in record.items()}, allow_nan=False))
-    sys.exit(0 if exact else 3)
+    spec = _spec(recipe, quiet, **options)
+    with _listeners(metrics, quiet) as hear:
+        record, exact = _run(spec, control, hear, verbose)
+    emit(record, style)
+    if not exact:
+        sys.exit(DIFFERS)
 
 
-def _spec(recipe: str, quiet: bool, options: dict[str, Any]) -> TrainSpec:
-    """The run that the options ask for; takes them out, and draws the seed where none is given."""
+def _spec(recipe: str, quiet: bool, parallel: str, save_every: int | None, **given: Any) -> TrainSpec:
+    """The run that the options ask for; draws the seed where none is given."""
     from flipper.training.spec import Parallel, TrainSpec
 
-    names = ("epochs", "steps", "seed", "device", "resume", "save", "checkpoint_format", "timeout")
-    given = {name: options.pop(name) for name in names}
     if given["epochs"] is None and given["steps"] is None:
         given["epochs"] = DEFAULT_EPOCHS
-    parallel, every = Parallel.parse(options.pop("parallel")), options.pop("save_every") or 0
-    if given["seed"] is None and given["resume"] is None:
+    drawn = given["seed"] is None and given["resume"] is None
+    if drawn:
         given["seed"] = secrets.randbits(64)
-        if not quiet:
-            click.echo(f"seed {given['seed']}", err=True)
-    return TrainSpec(recipe, parallel, save_every=every, **given)
+    spec = TrainSpec(recipe, Parallel.parse(parallel), save_every=save_every or 0, **given)
+    if drawn:
+        say(f"seed {spec.seed}", quiet)
+    return spec
 
 
-def _run(
-    spec: TrainSpec, metrics: Path | None, *, control: bool, verbose: bool, quiet: bool
-) -> tuple[dict[str, object], bool]:
-    """The record of the run, or of the control, and whether the control held."""
-    from flipper.training.control import control as run_control
-    from flipper.training.metrics import MetricsFile
+def _run(spec: TrainSpec, check: bool, hear: Listener, verbose: bool) -> tuple[dict[str, object], bool]:
+    """The record of the run or of its control, and whether the control held."""
+    if check:
+        from flipper.training.control import control
+
+        verdict = control(spec, hear, verbose=verbose)
+        return verdict.record(), verdict.first_difference is None
     from flipper.training.run import train
 
+    return train(spec, hear, verbose=verbose).record(), True
+
+
+@contextmanager
+def _listeners(metrics: Path | None, quiet: bool) -> Iterator[Listener]:
+    """What hears of each event: the metrics file, and stderr."""
+    from flipper.training.metrics import MetricsFile
+
     with ExitStack() as stack:
-        listeners: list[Callable[[Event], None]] = []
+        listeners: list[Listener] = []
         if metrics is not None:
             listeners.append(stack.enter_context(MetricsFile(metrics)).write)
-        if sys.stderr.isatty() and not quiet:
-            listeners.append(stack.enter_context(_progress_bar()))
-        elif not quiet:
-            listeners.append(_say_saved)
+        if not quiet:
+            listeners.append(stack.enter_context(_progress_bar()) if sys.stderr.isatty() else _say_saved)
 
         def hear(event: Event) -> None:
             for listener in listeners:
                 listener(event)
 
-        if control:
-            verdict = run_control(spec, hear, verbose=verbose)
-            return verdict.record(), verdict.first_difference is None
-        return train(spec, hear, verbose=verbose).record(), True
+        yield hear
 
 
 def _say_saved(event: Event) -> None:
     if event["event"] == "saved":
-        click.echo(f"wrote {event['path']}", err=True)
+        say(f"wrote {event['path']}")
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[Event], None]]:
-    """A bar on stderr that follows the steps; for a terminal only."""
+def _progress_bar() -> Iterator[Listener]:
+    """A bar on stderr that follows the steps, for a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -138,12 +136,10 @@ def _progress_bar() -> Iterator[Callable[[Event], None]]:
 
         def follow(event: Event) -> None:
             if event["event"] == "start":
-                progress.update(task, total=event["steps"])
+                progress.update(task, total=event["steps"], completed=event["step"])
             elif event["event"] == "step":
                 progress.update(task, completed=event["step"], description=f"loss {event['loss']:.4f}")
             elif event["event"] == "saved":
-                progress.console.print(
-                    f"wrote {event['path']}", highlight=False, markup=False, soft_wrap=True
-                )
+                progress.console.print(f"wrote {event['path']}", highlight=False, markup=False, soft_wrap=True)
 
         yield follow

@@ -62,13 +62,16 @@ def check(state: Mapping[str, Tensor], module: nn.Module, recipe: str) -> None:
         if name.startswith("optimizer."):
             owner = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
             if owner is None or (tensor.dim() and tensor.shape != owner.shape):
-                raise MismatchError(
-                    f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter"
-                )
+                raise MismatchError(f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter")
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{dtype_name(tensor)}{list(tensor.shape)}"
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """As flipper and numpy call it: float32, bfloat16, int64 ..."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:

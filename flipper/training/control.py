@@ -32,9 +32,7 @@ class Control:
         }
 
 
-def control(
-    spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False
-) -> Control:
+def control(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False) -> Control:
     """Train to the end, then again with a stop halfway, and compare: states, and all that later steps depend on.
 
     Checkpoints go to a temporary folder, in the spec's format; on_event hears of the uninterrupted run only.

@@ -141,12 +141,8 @@ def _cause(failures: dict[int, Failure | None], processes: list[BaseProcess]) ->
     for rank, failure in failures.items():
         if failure is None:
             processes[rank].join(GRACE_SECONDS)
-            return TrainingError(
-                f"rank {rank} of {len(processes)} died ({_manner(processes[rank].exitcode)})"
-            )
-    rank, first = min(
-        ((rank, failure) for rank, failure in failures.items() if failure), key=lambda pair: pair[1].time
-    )
+            return TrainingError(f"rank {rank} of {len(processes)} died ({_manner(processes[rank].exitcode)})")
+    rank, first = min(((rank, failure) for rank, failure in failures.items() if failure), key=lambda pair: pair[1].time)
     if isinstance(first.error, TrainingError) and len(processes) > 1:
         error: FlipperError = TrainingError(f"rank {rank} of {len(processes)}: {first.error}")
     else:

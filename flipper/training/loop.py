@@ -127,9 +127,7 @@ class Run:
         if self.place.rank:
             return
         prefix = "model."
-        self.whole.load_state_dict(
-            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        )
+        self.whole.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
         self.whole.eval()
         with torch.no_grad():
             output = self.whole(self.data.test_features)

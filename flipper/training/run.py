@@ -56,9 +56,7 @@ class TrainResult:
         }
 
 
-def train(
-    spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False
-) -> TrainResult:
+def train(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False) -> TrainResult:
     """Run a training job on fresh local processes and wait for it.
 
     on_event: called with each event (INTERFACE section 7, and "start") as it happens.

@@ -1,24 +1,20 @@
-"""Canonical states as files: one function to write each format, one that reads all of them."""
+"""Canonical states as files: written by flipper's writers, read from whatever flipper can open."""
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy
 import torch
-from torch import Tensor
 
+from flipper.checkpoints import open_checkpoint, writers
 from flipper.checkpoints.output import atomic_output
-from flipper.errors import CheckpointError, OutputError, UsageError
-from flipper.training.canonical import State
+from flipper.checkpoints.structure import walk
+from flipper.checkpoints.tree import Leaf
+from flipper.checkpoints.writers import Contents, TensorData, contents_of
+from flipper.errors import CheckpointError, MismatchError, OutputError, UsageError
+from flipper.training.canonical import State, dtype_name, tensor_bytes
 from flipper.training.launch import one_line
-
-HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
-HDF5_MARK: Final = ("flipper_layout", "flipper-state/1")  # says: a path is a name, with / for its dots
 
 
 def save(state: State, path: Path, checkpoint_format: str) -> None:
@@ -30,39 +26,51 @@ def save(state: State, path: Path, checkpoint_format: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"can't make the folder {path.parent}: {error.strerror}") from error
-    with atomic_output(path) as partial:
-        _WRITERS[checkpoint_format](state, partial)
+    tensors = {
+        name: TensorData.from_bytes(dtype_name(tensor), tuple(tensor.shape), tensor_bytes(tensor))
+        for name, tensor in state.items()
+    }
+    writers.write(Contents(nest(state), tensors), path, checkpoint_format)
     with atomic_output(path.with_name("last"), force=True) as partial:
         partial.write_text(f"{path.name}\n", encoding="utf-8")
 
 
-def load(path: Path) -> State:
-    """Read a canonical state of any format, found by its content; a --save folder means its `last`.
+def nest(state: State) -> dict[str, Any]:
+    """The names as nested dicts: "model" is a state_dict, "optimizer" has one dict a parameter."""
+    tree: dict[str, Any] = {}
+    for name in state:
+        top, _, rest = name.partition(".")
+        keys = [top, *rest.rsplit(".", 1)] if top == "optimizer" else [top, rest]
+        branch = tree
+        for key in keys[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[keys[-1]] = Leaf(name)
+    return tree
 
-    Values are taken as they are, NaN and huge ones too. Raises CheckpointError.
+
+def load(path: Path) -> State:
+    """Read a canonical state from a checkpoint of any format; a --save folder means the file that its `last` names.
+
+    Values are taken as they are, NaN and huge ones too; further tensors and objects are of no concern.
+    Raises UsageError, CheckpointError, or MismatchError for a tensor that torch can't hold.
     """
-    if path.is_dir():
+    if (path / "last").is_file():
         path = _newest(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-        if head.startswith(HDF5_MAGIC):
-            return _read_hdf5(path)
-        if head.startswith((b"PK\x03\x04", b"\x80")):
-            return _read_pytorch(path)
-        if head[8:9] == b"{":
-            return _read_safetensors(path)
-    except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist") from error
-    except CheckpointError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise CheckpointError("pickle", f"{path}: {one_line(error)}") from error
-    except (
-        Exception
-    ) as error:  # the readers' own errors are of many kinds: RuntimeError, OSError, KeyError ...
-        raise CheckpointError("unreadable", f"{path}: {one_line(error)}") from error
-    raise CheckpointError("foreign", f"{path} is neither safetensors, PyTorch nor HDF5")
+    if _is_pytorch(path):
+        return _load_pytorch(path)
+    with open_checkpoint(path) as checkpoint:
+        contents = contents_of(checkpoint, drop=True)
+        state = {name: _tensor(name, data) for name, data in contents.tensors.items()}
+    return state | {alias: state[name] for alias, name in contents.aliases.items()}
+
+
+def _tensor(name: str, data: TensorData) -> torch.Tensor:
+    dtype = getattr(torch, data.dtype, None)
+    if not isinstance(dtype, torch.dtype) or data.layout.packed:
+        raise MismatchError(f"can't resume: {name} is {data.dtype}, which torch has no numbers for")
+    content = bytearray(data.read())
+    tensor = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return tensor.reshape(data.shape)
 
 
 def _newest(folder: Path) -> Path:
@@ -70,86 +78,20 @@ def _newest(folder: Path) -> Path:
     try:
         name = (folder / "last").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder} is no --save folder: it has no readable file `last`") from error
+        raise UsageError(f"{folder / 'last'} can't be read: {error}") from error
     return folder / Path(name).name
 
 
-def nest(state: State) -> dict[str, Any]:
-    """The state as nested dicts: "model" is a state_dict; the rest is split at every dot but the name's own."""
-    tree: dict[str, Any] = {}
-    for name, tensor in state.items():
-        top, _, rest = name.partition(".")
-        keys = [top, *rest.rsplit(".", 1)] if top == "optimizer" else [top, rest]
-        branch = tree
-        for key in keys[:-1]:
-            branch = branch.setdefault(key, {})
-        branch[keys[-1]] = tensor
-    return tree
-
-
-def flatten(tree: object, path: Path, prefix: str = "") -> State:
-    """Undo `nest`, whatever the depth; CheckpointError when something else than tensors is in it."""
-    if isinstance(tree, Tensor):
-        return {prefix: tree}
-    if not isinstance(tree, dict):
-        raise CheckpointError(
-            "foreign", f"{path}: {prefix or 'the root'} is a {type(tree).__name__}, not a tensor"
-        )
-    state: State = {}
-    for key, value in tree.items():
-        state.update(flatten(value, path, f"{prefix}.{key}" if prefix else str(key)))
-    return state
-
-
-def _write_pytorch(state: State, path: Path) -> None:
-    buffer = io.BytesIO()  # torch.save to a path puts the file's name into the archive
-    torch.save(nest(state), buffer)
-    path.write_bytes(buffer.getvalue())
-
-
-def _read_pytorch(path: Path) -> State:
+def _is_pytorch(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        mapped = file.read(4) == b"PK\x03\x04"
-    return flatten(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), path)
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
 
 
-def _write_safetensors(state: State, path: Path) -> None:
-    from safetensors.torch import save
-
-    path.write_bytes(save(state, metadata={"format": "pt"}))  # save_file would make it readable by its owner only
-
-
-def _read_safetensors(path: Path) -> State:
-    from safetensors.torch import load_file
-
-    return dict(load_file(path))
-
-
-def _write_hdf5(state: State, path: Path) -> None:
-    import h5py
-
-    with h5py.File(path, "w") as file:
-        file.attrs[HDF5_MARK[0]] = HDF5_MARK[1]
-        for name, tensor in state.items():
-            file.create_dataset(name.replace(".", "/"), data=tensor.numpy())
-
-
-def _read_hdf5(path: Path) -> State:
-    import h5py
-
-    state: State = {}
-
-    def visit(name: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset):
-            state[name.replace("/", ".")] = torch.from_numpy(numpy.array(item[()]))
-
-    with h5py.File(path, "r") as file:
-        file.visititems(visit)
-    return state
-
-
-_WRITERS: Final[dict[str, Callable[[State, Path], None]]] = {
-    "safetensors": _write_safetensors,
-    "pytorch": _write_pytorch,
-    "hdf5": _write_hdf5,
-}
+def _load_pytorch(path: Path) -> State:
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds: UnpicklingError, RuntimeError, EOFError ...
+        raise CheckpointError("unreadable", f"{path}: {one_line(error)}") from error
+    return {".".join(map(str, keys)): node for keys, node in walk(tree) if isinstance(node, torch.Tensor)}

@@ -14,9 +14,7 @@ from flipper.training.run import TrainResult, train
 from flipper.training.spec import SUFFIXES, Parallel, TrainSpec
 
 
-def spec(
-    layout: str, checkpoint_format: str = "safetensors", recipe: str = "digits-cnn", steps: int = 6
-) -> TrainSpec:
+def spec(layout: str, checkpoint_format: str = "safetensors", recipe: str = "digits-cnn", steps: int = 6) -> TrainSpec:
     return TrainSpec(
         recipe, Parallel.parse(layout), steps=steps, seed=3, checkpoint_format=checkpoint_format, timeout=60
     )

@@ -25,9 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainResult]:
     """One short training, saved in each format."""
     folder = tmp_path_factory.mktemp("run")
     return {
-        name: train(
-            TrainSpec("digits-cnn", steps=STEPS, seed=2**64 - 5, save=folder / name, checkpoint_format=name)
-        )
+        name: train(TrainSpec("digits-cnn", steps=STEPS, seed=2**64 - 5, save=folder / name, checkpoint_format=name))
         for name in SUFFIXES
     }
 
@@ -49,6 +47,7 @@ def test_the_three_formats_hold_the_same_tensors_under_the_same_names(run: dict[
     with h5py.File(saved(run, "hdf5")) as file:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        names = [name for name in names if not name.startswith("flipper_")]  # the record of the structure
         assert sorted(name.replace("/", ".") for name in names) == sorted(flat)
         for name in names:
             array = flat[name.replace("/", ".")]
@@ -101,9 +100,7 @@ def test_every_layout_holds_the_same_state_right_after_loading(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_altered_checkpoint_is_taken_as_it_is(
-    run: dict[str, TrainResult], tmp_path: Path, layout: str
-) -> None:
+def test_an_altered_checkpoint_is_taken_as_it_is(run: dict[str, TrainResult], tmp_path: Path, layout: str) -> None:
     """A huge weight, and a NaN: training goes on from both and reports what comes of it, in strict JSON."""
     for value in (numpy.float32(2.0**120), numpy.float32("nan")):
         arrays = load_file(saved(run, "safetensors"))
@@ -113,22 +110,15 @@ def test_an_altered_checkpoint_is_taken_as_it_is(
         untouched = resume(path, layout)
         assert untouched.state_digest != run["safetensors"].state_digest
         events: list[Event] = []
-        result = train(
-            TrainSpec("digits-cnn", Parallel.parse(layout), steps=STEPS + 2, resume=path), events.append
-        )
+        result = train(TrainSpec("digits-cnn", Parallel.parse(layout), steps=STEPS + 2, resume=path), events.append)
         losses = [event["loss"] for event in events if event["event"] == "step"]
         assert len(losses) == 2
         assert result.steps == STEPS + 2
-        assert all(
-            math.isnan(loss) if math.isnan(value) else loss > 1e6 or math.isnan(loss) for loss in losses
-        )
+        assert all(math.isnan(loss) if math.isnan(value) else loss > 1e6 or math.isnan(loss) for loss in losses)
 
 
 def test_resuming_with_another_seed_changes_data_order_and_dropout(run: dict[str, TrainResult]) -> None:
-    digests = {
-        resume(saved(run, "pytorch"), steps=STEPS + 1, seed=seed).state_digest
-        for seed in (None, 2**64 - 5, 4)
-    }
+    digests = {resume(saved(run, "pytorch"), steps=STEPS + 1, seed=seed).state_digest for seed in (None, 2**64 - 5, 4)}
     assert len(digests) == 2
 
 
@@ -139,16 +129,10 @@ def test_epochs_and_steps_count_from_the_beginning(run: dict[str, TrainResult]) 
         resume(saved(run, "hdf5"), steps=10)
 
 
-def test_saving_every_n_steps_writes_each_and_refuses_to_overwrite(
-    run: dict[str, TrainResult], tmp_path: Path
-) -> None:
-    spec = TrainSpec(
-        "digits-mlp", Parallel.parse("ddp:2"), steps=5, seed=1, save=tmp_path / "a" / "b", save_every=2
-    )
+def test_saving_every_n_steps_writes_each_and_refuses_to_overwrite(run: dict[str, TrainResult], tmp_path: Path) -> None:
+    spec = TrainSpec("digits-mlp", Parallel.parse("ddp:2"), steps=5, seed=1, save=tmp_path / "a" / "b", save_every=2)
     result = train(spec)
-    assert [Path(name).name for name in result.files] == [
-        f"step-00000{step}.safetensors" for step in (2, 4, 5)
-    ]
+    assert [Path(name).name for name in result.files] == [f"step-00000{step}.safetensors" for step in (2, 4, 5)]
     before = {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()}
     with pytest.raises(OutputError, match=r"step-00000[245]\.safetensors exists"):
         train(spec)
@@ -186,9 +170,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_by_the_first_tensor_that_does
             resume(tmp_path / "other.safetensors")
 
 
-def test_what_a_struck_step_counter_does_to_adam_is_a_clear_error(
-    run: dict[str, TrainResult], tmp_path: Path
-) -> None:
+def test_what_a_struck_step_counter_does_to_adam_is_a_clear_error(run: dict[str, TrainResult], tmp_path: Path) -> None:
     """A step of -1 makes Adam divide by zero: training crashes, flipper does not."""
     arrays = load_file(saved(run, "safetensors"))
     arrays["optimizer.fc.bias.step"][...] = -1

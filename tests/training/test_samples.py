@@ -44,8 +44,6 @@ def test_ties_and_views_are_what_they_are_called() -> None:
     """So that a reader is tested on the real thing."""
     state = torch.load(SAMPLES / "ties-and-views.pt")["state_dict"]
     assert state["embedding.weight"].data_ptr() == state["head.weight"].data_ptr()
-    assert (
-        state["block.query"].untyped_storage().data_ptr() == state["block.key"].untyped_storage().data_ptr()
-    )
+    assert state["block.query"].untyped_storage().data_ptr() == state["block.key"].untyped_storage().data_ptr()
     assert not state["block.value"].is_contiguous()
     assert state["every_other"].stride() == (2,)

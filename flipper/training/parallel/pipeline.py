@@ -28,9 +28,7 @@ class Pipeline:
 
     def __init__(self, recipe: Recipe, place: Place, device: torch.device) -> None:
         if recipe.batch_size % MICRO_BATCHES:
-            raise UsageError(
-                f"{recipe.name}'s batch of {recipe.batch_size} is no multiple of {MICRO_BATCHES}"
-            )
+            raise UsageError(f"{recipe.name}'s batch of {recipe.batch_size} is no multiple of {MICRO_BATCHES}")
         self._place = place
         self._device = device
         stages = cut(recipe, place.world)

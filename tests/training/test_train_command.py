@@ -1,0 +1,132 @@
+"""`flipper train` on the command line: one record on stdout, metrics as they come, errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flipper.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def strict(text: str) -> dict[str, object]:
+    """Parsed as JSON proper: no bare NaN."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    answer: dict[str, object] = json.loads(text, parse_constant=refuse)
+    return answer
+
+
+def test_a_run_prints_one_record_and_writes_metrics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metrics = tmp_path / "m.jsonl"
+    arguments = (
+        "digits-mlp",
+        "--parallel",
+        "pipeline:2",
+        "--steps",
+        3,
+        "--seed",
+        5,
+        "--save",
+        tmp_path / "run",
+    )
+    code, out, err = run(capsys, *arguments, "--checkpoint-format", "hdf5", "--metrics", metrics)
+    assert (code, err) == (0, f"wrote {tmp_path}/run/step-000003.h5\n")
+    record = strict(out)
+    assert list(record) == [
+        *("recipe", "layout", "seed", "first_step", "steps", "loss", "accuracy"),
+        *("state_digest", "resume_digest", "seconds", "files"),
+    ]
+    assert record["files"] == [f"{tmp_path}/run/step-000003.h5"]
+    events = [strict(line) for line in metrics.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "step", "step", "step", "eval", "saved", "end"]
+    assert set(events[1]) == {"event", "step", "epoch", "loss", "grad_norm", "lr", "samples_per_s"}
+    assert set(events[4]) == {"event", "step", "epoch", "loss", "accuracy"}
+    assert set(events[5]) == {"event", "step", "path"}
+    assert set(events[6]) == {"event", "step", "state_digest", "resume_digest", "seconds"}
+    assert events[6]["state_digest"] == record["state_digest"]
+
+
+def test_the_same_seed_and_layout_give_the_same_digests(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("digits-cnn", "--parallel", "ddp:2", "--steps", 3, "-q", "--seed")
+    first, again, other = (strict(run(capsys, *arguments, seed)[1]) for seed in (7, 7, 8))
+    assert first["resume_digest"] == again["resume_digest"]
+    assert first["state_digest"] != other["state_digest"]
+
+
+def test_a_seed_that_is_drawn_is_said_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = run(capsys, "digits-mlp", "--steps", 1)
+    assert err == f"seed {strict(out)['seed']}\n"
+
+
+def test_a_control_that_holds_exits_0_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "digits-mlp", "--steps", 4, "--seed", 1, "--control", "-q")
+    assert (code, err) == (0, "")
+    record = strict(out)
+    assert (record["identical"], record["first_difference"], record["stopped_at"]) == (True, None, 2)
+
+
+def test_a_control_that_fails_exits_3(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the resumed run is given another seed than the stopped one had."""
+    from dataclasses import replace
+
+    from flipper.training import control
+    from flipper.training.run import TrainResult, train
+    from flipper.training.spec import TrainSpec
+
+    def train_otherwise(spec: TrainSpec, *args: object, **options: object) -> TrainResult:
+        return train(replace(spec, seed=99) if spec.resume else spec)
+
+    monkeypatch.setattr(control, "train", train_otherwise)
+    code, out, _ = run(capsys, "digits-mlp", "--steps", 4, "--seed", 1, "--control", "-q")
+    assert code == 3
+    assert str(strict(out)["first_difference"]).startswith("model.fc1.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["no-such"], 2, "no recipe named 'no-such'; known: digits-cnn, digits-mlp"),
+        ([], 2, "name a RECIPE"),
+        (["digits-mlp", "--parallel", "ddp:x"], 2, "layout 'ddp:x'"),
+        (["digits-mlp", "--steps", "1", "--epochs", "1"], 2, "exactly one of --epochs and --steps"),
+        (["digits-mlp", "--resume", __file__], 4, "[foreign]"),
+        (["digits-mlp", "--metrics", __file__], 1, "exists"),
+        (["digits-mlp", "--save-every", "2"], 2, "--save-every needs --save"),
+        (["digits-mlp", "--checkpoint-format", "onnx"], 2, "known: safetensors, pytorch, hdf5"),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    got, out, err = run(capsys, *arguments, "-q")
+    line = err.splitlines()[-1]
+    assert (got, out) == (code, "")
+    assert line.startswith("flipper: error: ")
+    assert message in line
+    assert len(err.splitlines()) == 1
+
+
+def test_list_names_the_recipes_and_the_command_does_without_torch() -> None:
+    """Only the ranks import it."""
+    code = (
+        "import sys, flipper.cli\n"
+        "try: flipper.cli.main(['train', '--list'])\n"
+        "finally: assert 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == ["digits-cnn", "digits-mlp"]
