@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import struct
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -324,3 +326,17 @@ def test_marked_hdf5_without_a_record_has_dotted_names(tmp_path):
         file["model/fc/weight"] = np.arange(3.0)
     turn(tmp_path / "a.h5", tmp_path / "a.pt", "pytorch")
     assert same(torch.load(tmp_path / "a.pt"), {"model.fc.weight": torch.arange(3.0, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path, to):
+    """A limit on file sizes stands in for the disk: the kernel refuses the write in the middle."""
+    save_file({"w": torch.zeros(200_000)}, tmp_path / "a")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"
+    call = f"from flipper.cli import main; main(['convert', 'a', '-o', 'out', '--to', {to!r}])"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", f"{limit}; {call}"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "flipper: error: out can't be written: File too large\n"
+    assert os.listdir(tmp_path) == ["a"]
