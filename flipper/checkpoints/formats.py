@@ -13,7 +13,9 @@ from flipper.errors import CheckpointError, UsageError
 
 FILES: Final = {
     "safetensors": ("flipper.checkpoints.safetensors", "SafetensorsFile"),
+    "torchscript": ("flipper.checkpoints.torchscript", "TorchScriptFile"),
     "pytorch": ("flipper.checkpoints.pytorch", "PyTorchFile"),
+    "pytorch-legacy": ("flipper.checkpoints.pytorch_legacy", "LegacyFile"),
     "hdf5": ("flipper.checkpoints.hdf5", "Hdf5File"),
 }
 """Format of a single file -> module and class, in the order of sniffing; the module's sniff(source) decides."""

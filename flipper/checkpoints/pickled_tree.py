@@ -24,16 +24,16 @@ class PickledTree:
     """The tree under `value`, grown at once.
 
     tensors: (dotted name, what the stream says of it), in the order of the stream.
-    limit: values that may be visited: shared ones are visited by each of their names.
+    limit: values that may be visited: shared ones are visited by each of their names. name: that of the root.
     Raises CheckpointError: pickle-too-deep, pickle-too-big.
     """
 
-    def __init__(self, value: Any, where: str, limit: int) -> None:
+    def __init__(self, value: Any, where: str, limit: int, name: str = "") -> None:
         self.where = where
         self.left = limit
         self.tensors: list[tuple[str, StoredTensor]] = []
         self._path: set[int] = set()
-        self.root: Tree = self._grow(value, "")
+        self.root: Tree = self._grow(value, name)
 
     def _grow(self, value: Any, name: str) -> Tree:
         kind = type(value)

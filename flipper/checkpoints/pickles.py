@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flipper.checkpoints.builders import Budget, build, persistent
-from flipper.checkpoints.stubs import Global, Object, StoredTensor
+from flipper.checkpoints.stubs import Global, Object, Storage, StoredTensor
 from flipper.errors import CheckpointError
 
 PICKLE_LIMIT = 256 << 20
@@ -31,7 +31,7 @@ class Ended(Exception):
 class Machine:
     """Runs one stream. position: the next byte; after `run`, the first one behind the stream.
 
-    globals: every name that the stream refers to. steps: operations that were run.
+    globals: every name that the stream refers to. storages: by key. steps: operations that were run.
     """
 
     def __init__(self, data: bytes, where: str, position: int = 0) -> None:
@@ -43,6 +43,7 @@ class Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.globals: dict[tuple[str, str], Global] = {}
+        self.storages: dict[str, Storage] = {}
         self.budget = Budget(len(data))
 
     def run(self) -> Any:
@@ -321,6 +322,13 @@ def _object(machine: Machine) -> Any:
     return build(function, tuple(args), machine.budget)
 
 
+def _persistent(machine: Machine) -> Any:
+    found = persistent(machine.stack.pop())
+    if type(found) is Storage:
+        machine.storages.setdefault(found.key, found)
+    return found
+
+
 def _build(machine: Machine) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
@@ -359,7 +367,7 @@ def _table() -> list[Operation]:
         "2": lambda machine: machine.stack[-1], "g": lambda machine: machine.memo[int(machine.line())],
         "j": lambda machine: machine.memo[machine.number(4)], "i": _instance, "o": _object,
         "c": lambda machine: machine.named(machine.line(), machine.line()),
-        "P": lambda machine: persistent(machine.line()), "Q": lambda machine: persistent(machine.stack.pop()),
+        "Q": _persistent,
     }  # fmt: skip
     others: dict[str, Operation] = {
         "K": _small_integer, "\x8a": _long(1), "\x8b": _long(4), "T": _old_text(4), "U": _old_text(1),
@@ -371,7 +379,8 @@ def _table() -> list[Operation]:
         "\x92": _new_with_keywords, "b": _build, "\x80": _skip(1),
         "\x95": _skip(8),
         "\x82": _refused("it uses the extension registry"), "\x83": _refused("it uses the extension registry"),
-        "\x84": _refused("it uses the extension registry"), "\x97": _refused("it uses out-of-band buffers"),
+        "\x84": _refused("it uses the extension registry"), "P": _refused("its persistent id is text"),
+        "\x97": _refused("it uses out-of-band buffers"),
         "\x98": _refused("it uses out-of-band buffers"),
     }  # fmt: skip
     table: list[Operation] = [_unknown] * 256

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flipper.checkpoints.archive_crcs import crc_masks, problems
 from flipper.checkpoints.archives import STORED, Archive, Entry, broken
 from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.inflate import inflated
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
@@ -38,13 +41,24 @@ class PyTorchFile(Checkpoint):
     def __init__(self, path: Path) -> None:
         source = Source(path)
         self.archive = Archive(source)
-        self._contents = read(self.archive)
+        self._contents = self._read()
         super().__init__(path, {"": source}, settle(self._contents.tensors))
         self.notes = self._contents.notes
+
+    def _read(self) -> Contents:
+        return read(self.archive)
 
     def tree(self) -> Tree:
         """What was saved, with tensors as leaves."""
         return self._contents.tree
+
+    def checksum_masks(self, file: str, offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
+        """The bytes of every stored copy of the CRCs of struck entries; none in an archive without CRCs."""
+        return crc_masks([(0, self.archive)], offsets, masks)
+
+    def problems(self) -> Iterator[str]:
+        """Entries whose local header or CRC doesn't hold."""
+        return problems(self.archive)
 
 
 @dataclass(frozen=True)
@@ -91,14 +105,17 @@ def content(archive: Archive, entry: Entry) -> bytes:
     return inflated(archive, entry).read(0, entry.size)
 
 
-def read_stream(archive: Archive, pickle: str, folder: str, order: str) -> Contents:
-    """What the pickle stream in one entry describes, storages being the entries of `folder`."""
+def read_stream(archive: Archive, pickle: str, folder: str, order: str, name: str = "") -> Contents:
+    """What the pickle stream in one entry describes, storages being the entries of `folder`.
+
+    name: what all names begin with.
+    """
     where = f"{archive.source.path}: {pickle[:80]}"
     entry = archive.by_name.get(pickle)
     if entry is None:
         raise broken(archive.source, f"the entry {pickle!r} is missing")
     value, machine = load(content(archive, entry), where)
-    grown = PickledTree(value, where, machine.steps + SHARED_LIMIT)
+    grown = PickledTree(value, where, machine.steps + SHARED_LIMIT, name)
     homes: dict[str, Home] = {}
 
     def home_of(storage: Storage) -> Home:

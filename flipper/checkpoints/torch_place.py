@@ -82,7 +82,7 @@ def settle_tensor(name: str, stored: StoredTensor, home_of: Callable[[Storage], 
 
 def _check_reach(name: str, stored: StoredTensor, storage: Storage, unit: int, home: Home, where: str) -> int:
     """The first bit of the tensor in its storage; unit: bits of one of torch's elements."""
-    item = _item_bytes(storage)
+    item = item_bytes(storage)
     first, last = storage.first * item, (storage.first + storage.count) * item
     if last > home.size:
         message = f"storage {storage.key[:40]} should have {last} bytes, the file has {home.size}"
@@ -94,7 +94,7 @@ def _check_reach(name: str, stored: StoredTensor, storage: Storage, unit: int, h
     return start
 
 
-def _item_bytes(storage: Storage) -> int:
+def item_bytes(storage: Storage) -> int:
     """Bytes that one counted element of a storage takes."""
     if storage.dtype is None:
         return 1

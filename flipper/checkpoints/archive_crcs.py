@@ -1,0 +1,102 @@
+"""Archive CRCs: keep the checksums of zip entries in step with a change, and check them against the data."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from flipper.checkpoints.archives import STORED, Archive, Entry
+from flipper.checkpoints.crc import Words, crc_changes
+from flipper.checkpoints.elements import Bytes, Int
+from flipper.checkpoints.inflate import inflated
+from flipper.errors import CheckpointError
+
+BLOCK = 4 << 20
+"""Bytes that are checked together."""
+
+Struck = tuple[int, Archive, Entry]
+"""A changed entry, with the archive that it is in and the byte of the file where that begins."""
+
+
+def has_crcs(archive: Archive) -> bool:
+    """Whether the archive holds CRCs at all: torch can be told to store zeros, which have to stay."""
+    return any(entry.crc for entry in archive.entries if entry.size)
+
+
+def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
+    """The bytes of a file to XOR so that the CRCs of its archives follow a change: ascending offsets, and masks.
+
+    archives: each with the byte of the file where it begins, ascending. offsets, masks: the bytes that change,
+    ascending and distinct. A CRC that was wrong before stays wrong.
+    """
+    struck: list[Struck] = []
+    groups, distances, changed = [offsets[:0]], [offsets[:0]], [masks[:0]]
+    for base, archive in archives:
+        first, last = np.searchsorted(offsets, [base, base + archive.source.size])
+        if first < last and has_crcs(archive):
+            for entry, start, stop, distance in _entries_at(archive, offsets[first:last] - base):
+                groups.append(np.full(stop - start, len(struck), np.int64))
+                distances.append(distance)
+                changed.append(masks[first + start : first + stop])
+                struck.append((base, archive, entry))
+    found, changes = crc_changes(np.concatenate(groups), np.concatenate(distances), np.concatenate(changed))
+    return _slot_masks([struck[index] for index in found.tolist()], changes)
+
+
+def _entries_at(archive: Archive, offsets: Int) -> Iterator[tuple[Entry, int, int, Int]]:
+    """The entries that hold some of the offsets: which ones, and how many bytes of the entry follow each."""
+    headers = np.array([entry.header for entry in archive.entries], np.int64)
+    owner = np.searchsorted(headers, offsets, side="right") - 1
+    edges = np.flatnonzero(np.diff(owner, prepend=-1, append=len(headers)))
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        entry = archive.entries[int(owner[first])]
+        begin = archive.data_start(entry)
+        start, stop = (first + np.searchsorted(offsets[first:last], [begin, begin + entry.packed])).tolist()
+        if entry.method == STORED and start < stop:
+            yield entry, start, stop, begin + entry.packed - 1 - offsets[start:stop]
+
+
+def _slot_masks(struck: Sequence[Struck], changes: Words) -> tuple[Int, Bytes]:
+    slots, rows = [], []
+    for row, (base, archive, entry) in enumerate(struck):
+        for slot in archive.crc_slots(entry):
+            slots.append(base + slot)
+            rows.append(row)
+    places = np.array(slots, np.int64)[:, None] + np.arange(4)
+    masks = changes[np.array(rows, np.int64)].astype("<u4").view(np.uint8)
+    flat = places.reshape(-1)
+    rank = np.argsort(flat, kind="stable")
+    return flat[rank], masks[rank]
+
+
+def problems(archive: Archive) -> Iterator[str]:
+    """What is wrong with the entries: local headers that don't fit, stored CRCs that differ from that of the data."""
+    check = has_crcs(archive)
+    for entry in archive.entries:
+        try:
+            archive.data_start(entry)
+            if check:
+                yield from _wrong_crcs(archive, entry)
+        except CheckpointError as error:
+            yield str(error)
+
+
+def _wrong_crcs(archive: Archive, entry: Entry) -> Iterator[str]:
+    crc = data_crc(archive, entry)
+    stored = {entry.crc} | {int.from_bytes(archive.source.read(slot, 4), "little") for slot in archive.crc_slots(entry)}
+    if stored != {crc}:
+        seen = ", ".join(f"{value:#010x}" for value in sorted(stored))
+        yield f"{archive.source.path}: {entry.name}: the stored CRC is {seen}, that of its bytes {crc:#010x}"
+
+
+def data_crc(archive: Archive, entry: Entry) -> int:
+    """The CRC of an entry's content, streamed."""
+    source, start = archive.source, archive.data_start(entry)
+    if entry.method != STORED:
+        source, start = inflated(archive, entry), 0
+    crc = 0
+    for first in range(0, entry.size, BLOCK):
+        crc = zlib.crc32(source.read(start + first, min(BLOCK, entry.size - first)), crc)
+    return crc
