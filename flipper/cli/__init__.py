@@ -10,6 +10,7 @@ import click
 
 COMMANDS: Final = {
     "inspect": "List the tensors of a checkpoint and count the bits that can be struck.",
+    "inject": "Flip bits: write an altered copy, or alter in place.",
     "convert": "Write a checkpoint in another format, without loss.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
 }

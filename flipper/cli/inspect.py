@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from flipper.cli.options import CHECKPOINT, fault_model, output_options, selection_options
-from flipper.cli.output import emit_rows, format_or_default, say, strict
+from flipper.cli.output import emit_rows, format_or_default, say
 
 COLUMNS = (
     "name", "aliases", "layer", "role", "dtype", "shape", "elements", "bytes", "file", "offset", "storage", "reason",
@@ -38,9 +38,11 @@ def command(
     with open_checkpoint(ckpt) as checkpoint:
         population = population_of(checkpoint, model).record()
         rows = (describe(checkpoint, tensor, stats) for tensor in model.selection.apply(checkpoint.tensors))
-        around = {"path": str(ckpt), "format": checkpoint.format, "size": checkpoint.size, "tensors": None}
-        emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), {**around, "population": population})
+        head = {"path": str(ckpt), "format": checkpoint.format, "size": checkpoint.size}
+        document = (head, "tensors", {"population": population})
+        emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), document)
         for note in checkpoint.notes:
             say(f"note: {note}", quiet)
     if format_or_default(style) != "json":
-        say(f"population: {strict(population)}", quiet)
+        say(f"population: {population['bits']:,} bits in {population['elements']:,} elements, "
+            + ", ".join(f"{role} {bits:,}" for role, bits in population["bits_by_role"].items()), quiet)

@@ -24,25 +24,10 @@ CHECKPOINT = click.Path(exists=True, path_type=Path)
 FILE = click.Path(path_type=Path)
 
 
-class Seed(click.ParamType):
-    """A whole number from 0 to 2**64 - 1."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            number = -1
-        if not 0 <= number < 1 << 64:
-            self.fail(f"{value!r} is no whole number from 0 to 2**64 - 1", param, ctx)
-        return number
-
-
 def output_options(command: Command) -> Command:
     """--format, -q, -v, --traceback: on every command."""
     return _stack(
-        click.option("--format", "style", type=click.Choice(FORMATS), help="[default: table on a terminal, else jsonl]"),
+        click.option("--format", "style", type=click.Choice(FORMATS), help="Default: table on a terminal, jsonl else."),
         click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors."),
         click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
         click.option("--traceback", is_flag=True, help="Show where an error came from."),
@@ -51,7 +36,10 @@ def output_options(command: Command) -> Command:
 
 def seed_option(command: Command) -> Command:
     """--seed: on every command that draws."""
-    return click.option("--seed", type=Seed(), help="Seed of the draw; one is drawn and recorded without it.")(command)
+    seed = click.IntRange(0, 2**64 - 1)
+    return click.option("--seed", type=seed, metavar="N", help="Seed of the draw; without it one is drawn, and said.")(
+        command
+    )
 
 
 def selection_options(command: Command) -> Command:
@@ -61,7 +49,7 @@ def selection_options(command: Command) -> Command:
         click.option("--layer", "layers", metavar="PATTERN", help="A name, module prefix, glob or re:REGEX.", **many),
         click.option("--exclude", metavar="PATTERN", help="Taken away from the above.", **many),
         click.option("--role", "roles", metavar="ROLE", help="parameter, buffer, optimizer or other.", **many),
-        click.option("--dtype", "dtypes", metavar="NAME", help="Default: every floating-point and complex one.", **many),
+        click.option("--dtype", "dtypes", metavar="NAME", help="Default: all floating-point and complex ones.", **many),
         click.option("--bits", metavar="SPEC", help="any, sign, exponent[-msb], mantissa[-msb], 30, 23-30; commas."),
     )(command)
 
@@ -76,7 +64,7 @@ def drawing_options(command: Command) -> Command:
         click.option("--hours", metavar="H", help="Time of exposure to --fit."),
         click.option("--spread", metavar="HOW", help="uniform, per-layer, layer-uniform, tensor-uniform, weighted."),
         click.option("--weight", "weights", metavar="PATTERN=W", multiple=True, help="With --spread weighted."),
-        click.option("--field-weight", "field_weights", metavar="sign=1,...", help="Weights of sign, exponent, mantissa."),
+        click.option("--field-weight", "field_weights", metavar="sign=1,...", help="Weights of the three fields."),
         click.option("--effect", metavar="E", help="flip, set0, set1, random, flip:0xMASK, scale:FACTOR."),
         click.option("--burst", type=click.IntRange(1), metavar="L", help="L neighbouring bits as one fault."),
         click.option("--finite", is_flag=True, default=None, help="Only faults that leave a finite number."),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import click
+
+from flipper.strict_json import strict
 
 FORMATS = ("table", "json", "jsonl", "csv")
 SAMPLED = 200
@@ -38,35 +39,27 @@ def emit(record: Record, style: str | None) -> None:
         emit_rows([record], style, tuple(record))
 
 
-def emit_rows(rows: Iterable[Record], style: str | None, columns: Sequence[str], around: Record | None = None) -> None:
+def emit_rows(
+    rows: Iterable[Record],
+    style: str | None,
+    columns: Sequence[str],
+    document: tuple[Record, str, Record] | None = None,
+) -> None:
     """Print rows as they come; `columns` is the header of tables and CSV.
 
-    around: for JSON, a record that the rows belong to; its one value None is where they go.
+    document: for JSON, the record that the rows belong to: what stands before them, their key, what follows.
     """
     style = format_or_default(style)
     if style == "jsonl":
         for row in rows:
             click.echo(_compact(row))
     elif style == "json":
-        _json_document(rows, around)
+        _json_document(rows, document)
     elif style == "csv":
         for line in _csv_lines(rows, columns):
             click.echo(line, nl=False)
     else:
         _table(rows, columns)
-
-
-def strict(value: Any) -> Any:
-    """The value with everything that JSON has no word for spelled as text: NaN, Infinity, bytes, ..."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "NaN"
-        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def say(text: str, quiet: bool = False) -> None:
@@ -79,17 +72,22 @@ def _compact(row: Record) -> str:
     return json.dumps(strict(row), separators=(",", ":"), ensure_ascii=False)
 
 
-def _json_document(rows: Iterable[Record], around: Record | None) -> None:
+def _json_document(rows: Iterable[Record], document: tuple[Record, str, Record] | None) -> None:
     lead, tail = "[", "]"
-    if around is not None:
-        before, after = json.dumps(strict(around), ensure_ascii=False).split(": null", 1)
-        lead, tail = f"{before}: [", f"]{after}"
+    if document is not None:
+        before, key, after = document
+        lead = "{" + "".join(f"{_member(name, value)}, " for name, value in before.items()) + f"{json.dumps(key)}: ["
+        tail = "]" + "".join(f", {_member(name, value)}" for name, value in after.items()) + "}"
     click.echo(lead, nl=False)
     separator = "\n  "
     for row in rows:
         click.echo(separator + json.dumps(strict(row), ensure_ascii=False), nl=False)
         separator = ",\n  "
     click.echo("\n" + tail if separator[0] == "," else tail)
+
+
+def _member(name: str, value: Any) -> str:
+    return f"{json.dumps(name)}: {json.dumps(strict(value), ensure_ascii=False)}"
 
 
 def _csv_lines(rows: Iterable[Record], columns: Sequence[str]) -> Iterator[str]:

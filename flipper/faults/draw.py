@@ -149,7 +149,8 @@ class _Draw:
 
     def _capacity(self, segments: Sequence[Segment]) -> int:
         per_element = self.single or self.by_element or self.effect.unit == "element"
-        return Units(segments, per_element=per_element).size
+        size: int = Units(segments, per_element=per_element).size
+        return size
 
     def _drawn(self, name: str, segments: Sequence[Segment], count: int) -> _Stratum:
         units = Units(segments, per_element=self.by_element)

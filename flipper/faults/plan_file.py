@@ -1,0 +1,125 @@
+"""Plans from files: JSON lines, CSV, or a sequence saved by hdf5_corrupter."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.errors import UsageError
+from flipper.faults.corrupter_sequence import sequence_faults
+from flipper.faults.effects import FLIP, OPS, WRITE
+from flipper.faults.plan import FaultPlan, Target, plan_of
+
+Row = tuple[str, int, int, int, int]
+"""Tensor, flat index, op, mask, value."""
+
+
+def read_plan(path: Path, checkpoint: Checkpoint, stream: TextIO | None = None) -> FaultPlan:
+    """The plan in a file, or in `stream` when it is given (`path` then only names it).
+
+    A line is {"tensor", "flat", "bits": [...]} or {"tensor", "flat", "op", "mask", "value"}; the columns of a CSV have
+    the same names. Further keys are ignored, so that the rows of a manifest or a dry run can be fed back.
+    checkpoint: gives shapes and widths to a sequence of hdf5_corrupter, which has neither.
+    Raises UsageError naming the line that can't be read.
+    """
+    try:
+        text = stream.read() if stream is not None else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--plan {path}: {getattr(error, 'strerror', None) or error}") from error
+    rows = list(_rows(text, path, checkpoint))
+    names = sorted({row[0] for row in rows})
+    numbers = {name: index for index, name in enumerate(names)}
+    targets = [Target(name) for name in names]
+    return plan_of(targets, [(numbers[name], *rest) for name, *rest in rows])  # type: ignore[misc]
+
+
+def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
+    head = text.lstrip()
+    if not head:
+        return
+    if not head.startswith(("{", "[")):
+        yield from _each(_csv_rows(text), path, "line")
+        return
+    whole = _json_or_none(head)
+    if isinstance(whole, dict) and "tensor" not in whole:
+        for tensor, flat, mask in sequence_faults(whole, checkpoint):
+            yield tensor, flat, FLIP, mask, 0
+    elif isinstance(whole, list):
+        yield from _each(whole, path, "row")
+    else:
+        yield from _each(map(_json_line, head.splitlines()), path, "line")
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json_line(line: str) -> Any:
+    return json.loads(line) if line.strip() else None
+
+
+def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
+    for row in csv.DictReader(text.splitlines()):
+        yield {key: value for key, value in row.items() if value not in (None, "")}
+
+
+def _each(rows: Iterable[Any], path: Path, word: str) -> Iterator[Row]:
+    """Each row of the plan; an error says which one it is in, counted from 1."""
+    number = 0
+    iterator = iter(rows)
+    while True:
+        number += 1
+        try:
+            row = next(iterator)
+            if row is not None:
+                yield _row(row)
+        except StopIteration:
+            return
+        except (KeyError, TypeError, ValueError, RecursionError, csv.Error) as error:
+            cause = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)[:120]
+            raise UsageError(f"--plan {path}: {word} {number}: {cause}") from error
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    if not isinstance(row, Mapping):
+        raise TypeError("not an object")
+    tensor, flat = row["tensor"], _number(row["flat"])
+    if not isinstance(tensor, str):
+        raise TypeError("tensor is not a name")
+    if "op" not in row:
+        positions = _positions(row["bits"])
+        return tensor, flat, FLIP, sum(1 << position for position in positions), 0
+    if row["op"] not in OPS:
+        raise ValueError(f"op {row['op']!r} is none of {', '.join(OPS)}")
+    mask = _number(row["mask"])
+    if row["op"] == "flip":
+        return tensor, flat, FLIP, mask, 0
+    return tensor, flat, WRITE, mask, _number(row["value"]) & mask
+
+
+def _positions(bits: Any) -> set[int]:
+    if isinstance(bits, str):
+        bits = json.loads(bits) if bits.strip().startswith("[") else bits.replace(",", " ").split()
+    found = [_number(bit) for bit in (bits if isinstance(bits, list | tuple) else [bits])]
+    if any(bit > 63 for bit in found):
+        raise ValueError(f"bits {max(found)}: positions go from 0 to 63")
+    if len(set(found)) < len(found):
+        raise ValueError("a bit is named twice")
+    return set(found)
+
+
+def _number(value: Any) -> int:
+    """A natural number below 2**64, written as such, in decimal or in hex with 0x."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is not a whole number")
+    number = int(value, 0) if isinstance(value, str) else value
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{value} is not between 0 and 2**64 - 1")
+    return number

@@ -1,0 +1,97 @@
+"""Copying a file as the kernel does it best: share its blocks, else copy them without passing through us."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+FICLONE = 0x40049409
+"""Linux: make a file share all blocks of another one (btrfs, XFS, bcachefs)."""
+
+CHUNK = 0x7FFFF000
+"""Bytes that one call may move, the kernel's own limit."""
+
+BUFFER = 4 << 20
+
+_UNSUPPORTED = {
+    errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ETXTBSY, errno.ENOTTY,
+    errno.EBADF,
+}  # fmt: skip
+"""Errors that mean "not between these two files", after which the next way is tried."""
+
+
+def copy(source: Path, target: Path) -> bool:
+    """Copy the content and the mode bits of `source` to `target`, which exists; returns whether blocks are shared.
+
+    Raises OSError (disk full, ...); `target` is then incomplete and its maker removes it.
+    """
+    with open(source, "rb", buffering=0) as reader, open(target, "r+b", buffering=0) as writer:
+        mode = os.fstat(reader.fileno()).st_mode & 0o777
+        os.fchmod(writer.fileno(), mode | 0o200)  # writable while it is patched
+        if clone(reader.fileno(), writer.fileno()):
+            return True
+        size = os.fstat(reader.fileno()).st_size
+        done = 0
+        for way in (_copy_file_range, _sendfile, _read_write):
+            done = _advance(way, reader.fileno(), writer.fileno(), done, size)
+            if done == size:
+                break
+        os.ftruncate(writer.fileno(), done)
+    return False
+
+
+def clone(reader: int, writer: int) -> bool:
+    """Let the file `writer` share all blocks of `reader`; False where the filesystem can't."""
+    try:
+        fcntl.ioctl(writer, FICLONE, reader)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` hold what `source` holds, unchanged: shared blocks, else a hard link, else a copy."""
+    with open(source, "rb", buffering=0) as reader, open(target, "xb", buffering=0) as writer:
+        if clone(reader.fileno(), writer.fileno()):
+            os.fchmod(writer.fileno(), os.fstat(reader.fileno()).st_mode & 0o777)
+            return
+    target.unlink()
+    try:
+        os.link(source, target)
+    except OSError:
+        target.touch()
+        copy(source, target)
+
+
+def _advance(way: Callable[[int, int, int, int], int], reader: int, writer: int, done: int, size: int) -> int:
+    """Copy on from `done` in one way until the end, or until it moves no more bytes or turns out not to be possible."""
+    while done < size:
+        try:
+            moved = way(reader, writer, done, min(size - done, CHUNK))
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return done
+            raise
+        if moved == 0:  # some filesystems say so instead of an error, and so does a file that was cut meanwhile
+            return done
+        done += moved
+    return done
+
+
+def _copy_file_range(reader: int, writer: int, offset: int, count: int) -> int:
+    return os.copy_file_range(reader, writer, count, offset, offset)
+
+
+def _sendfile(reader: int, writer: int, offset: int, count: int) -> int:
+    os.lseek(writer, offset, os.SEEK_SET)
+    return os.sendfile(writer, reader, offset, count)
+
+
+def _read_write(reader: int, writer: int, offset: int, count: int) -> int:
+    data = os.pread(reader, min(count, BUFFER), offset)
+    return os.pwrite(writer, data, offset) if data else 0

@@ -1,0 +1,130 @@
+"""In place: alter a checkpoint's own files so that a kill at any moment can be undone byte for byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from flipper.checkpoints import Checkpoint
+from flipper.errors import CheckpointError, OutputError, UsageError
+from flipper.faults.plan import FaultPlan
+from flipper.injection.changes import Changes
+from flipper.injection.differences import patches_between
+from flipper.injection.manifest import Manifest, Patch, write_manifest
+from flipper.injection.patching import copy_patched, patch, write_runs
+from flipper.injection.recording import (
+    Record,
+    Rewritten,
+    free_place,
+    manifest_of,
+    manifest_path,
+    stacked_manifests,
+    with_output,
+)
+
+
+def alter_in_place(
+    checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, force: bool, note: Record
+) -> Manifest:
+    """Alter the files of a checkpoint. The manifest serves as journal: it holds the old bytes, and it is on the disk
+    before the first of them changes.
+
+    Raises UsageError for links (without `force`), CheckpointError for bytes that have no place to patch, OutputError.
+    """
+    _refuse_links(checkpoint, changes, force)
+    number = len(stacked_manifests(checkpoint.path)) + 1
+    place = free_place(note.path or manifest_path(checkpoint.path, number), force)
+    rewritten = _planned(checkpoint, changes)
+    manifest = manifest_of(checkpoint, plan, changes, checkpoint.path, place, note, rewritten)
+    _check_writable(checkpoint, changes)
+    write_manifest(manifest, place, force, sync=True)
+    try:
+        for file in changes.struck_files:
+            _alter(checkpoint, changes, file, rewritten.patches)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise OutputError(f"{checkpoint.path}: {cause}; `flipper undo {checkpoint.path}` restores it") from error
+    if note.digests or rewritten.sizes:
+        manifest = with_output(manifest, checkpoint, checkpoint.path, note)
+        write_manifest(manifest, place, force=True, sync=True)
+    return replace(manifest, path=place)
+
+
+def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
+    """The bytes to change besides those of the elements: checksums, and all that a rewrite changes.
+
+    A rewrite is done to a copy first, and what differs there is what will be patched here.
+    """
+    patches: list[Patch] = []
+    sizes = []
+    for file in changes.struck_files:
+        if file not in changes.edits:
+            patches += _checksum_patches(checkpoint, changes, file)
+            continue
+        original = checkpoint.sources[file].path
+        if not checkpoint.rewrites_in_place:
+            kind = changes.edits[file][0][0].place.storage
+            raise CheckpointError(
+                "unsupported-storage", f"{original}: {kind} bytes can't be altered in place; write a copy with -o"
+            )
+        with _scratch(original) as target:
+            copy_patched(original, target, *changes.file_masks(file))
+            checkpoint.rewrite(target, file, changes.edits[file])
+            patches += patches_between(file, original, target)
+        sizes.append((file, original.stat().st_size))
+    return Rewritten(tuple(patches), tuple(sizes))
+
+
+def _checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Iterator[Patch]:
+    offsets, masks = changes.checksums.get(file, (np.zeros(0, np.int64), np.zeros(0, np.uint8)))
+    edges = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+    for first, last in zip([0, *edges], [*edges, len(offsets)], strict=True):
+        if first < last:
+            before = np.frombuffer(checkpoint.sources[file].read(int(offsets[first]), last - first), np.uint8)
+            yield Patch(file, int(offsets[first]), before.tobytes(), (before ^ masks[first:last]).tobytes())
+
+
+def _alter(checkpoint: Checkpoint, changes: Changes, file: str, patches: tuple[Patch, ...]) -> None:
+    path = checkpoint.sources[file].path
+    if file in changes.edits:
+        write_runs(path, [(patch.offset, patch.after) for patch in patches if patch.file == file])
+    else:
+        patch(path, *changes.file_masks(file), sync=True)
+
+
+@contextmanager
+def _scratch(original: Path) -> Iterator[Path]:
+    """An empty file beside another one, gone afterwards."""
+    path = original.with_name(f".flipper-{os.urandom(6).hex()}.tmp")
+    try:
+        path.touch(exist_ok=False)
+        yield path
+    except OSError as error:
+        raise OutputError(f"{path.parent} can't be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _check_writable(checkpoint: Checkpoint, changes: Changes) -> None:
+    for file in changes.struck_files:
+        path = checkpoint.sources[file].path
+        try:
+            open(path, "r+b").close()
+        except OSError as error:
+            raise OutputError(f"{path} can't be altered: {error.strerror}") from error
+
+
+def _refuse_links(checkpoint: Checkpoint, changes: Changes, force: bool) -> None:
+    """A link may lead to a blob that others use, so altering it in place needs to be meant."""
+    for file in () if force else changes.struck_files:
+        path = checkpoint.path / file if file else checkpoint.path
+        if path.is_symlink() or checkpoint.path.is_symlink():
+            raise UsageError(f"{path} is a symbolic link, others may use what it leads to; --force alters it anyway")
+        if (names := path.stat().st_nlink) > 1:
+            raise UsageError(f"{path} is one of {names} hard links to the same bytes; --force alters them anyway")

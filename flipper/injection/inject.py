@@ -1,0 +1,99 @@
+"""inject: strike a checkpoint by a plan, in an altered copy or in place, and record it in a manifest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from flipper.checkpoints import Checkpoint, open_checkpoint
+from flipper.checkpoints.output import atomic_output
+from flipper.errors import UsageError
+from flipper.faults.plan import FaultPlan
+from flipper.injection.changes import Changes, changes_of
+from flipper.injection.copying import link_or_copy
+from flipper.injection.differences import patches_between
+from flipper.injection.in_place import alter_in_place
+from flipper.injection.manifest import Manifest, write_manifest
+from flipper.injection.patching import copy_patched
+from flipper.injection.recording import Record, Rewritten, free_place, manifest_of, manifest_path, with_output
+
+
+def inject(
+    source: str | os.PathLike[str] | Checkpoint,
+    output: str | os.PathLike[str] | None,
+    plan: FaultPlan,
+    *,
+    force: bool = False,
+    keep_checksums: bool = False,
+    sync: bool = False,
+    record: Record | None = None,
+) -> Manifest:
+    """Strike `source` by `plan`: write the altered copy `output`, or alter it in place when `output` is None.
+
+    force: overwrite what is there; in place, alter a file that is reached by a link or under several names.
+    keep_checksums: leave container checksums stale. sync: flush to disk (always so in place).
+    Returns the manifest, which also lies at OUT.flipper.json (or where `record` says).
+    Raises UsageError, MismatchError, OutputError, CheckpointError; then nothing was left behind or altered.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    changes = changes_of(checkpoint, plan, keep_checksums)
+    if output is None:
+        return alter_in_place(checkpoint, plan, changes, force, record or Record())
+    return _copy(checkpoint, Path(output), plan, changes, force, sync, record or Record())
+
+
+def _copy(
+    checkpoint: Checkpoint, output: Path, plan: FaultPlan, changes: Changes, force: bool, sync: bool, note: Record
+) -> Manifest:
+    _refuse_same(checkpoint, output)
+    place = free_place(note.path or manifest_path(output), force)
+    with atomic_output(output, force, directory=checkpoint.is_directory, sync=sync) as temporary:
+        if checkpoint.is_directory:
+            _copy_unstruck(checkpoint.path, temporary, set(changes.struck_files))
+        rewritten = Rewritten()
+        for file in changes.struck_files or sorted({""} & set(checkpoint.sources)):
+            rewritten = _write_altered(checkpoint, changes, file, temporary, rewritten)
+        manifest = manifest_of(checkpoint, plan, changes, output, place, note, rewritten)
+        manifest = with_output(manifest, checkpoint, temporary, note)
+        write_manifest(manifest, place, force, sync)
+    return replace(manifest, path=place)
+
+
+def _copy_unstruck(source: Path, target: Path, struck: set[str]) -> None:
+    """All files of a directory but the struck ones, hidden and nested ones too; links become what they lead to."""
+    for folder, _, names in os.walk(source):
+        relative = Path(folder).relative_to(source)
+        (target / relative).mkdir(exist_ok=True)
+        for name in names:
+            if (relative / name).as_posix() not in struck:
+                link_or_copy((Path(folder) / name).resolve(), target / relative / name)
+
+
+def _write_altered(checkpoint: Checkpoint, changes: Changes, file: str, folder: Path, before: Rewritten) -> Rewritten:
+    """Make one altered file in its place below `folder`; adds what was rewritten to `before`."""
+    original = checkpoint.sources[file].path
+    target = folder / file if file else folder
+    target.touch()
+    copy_patched(original, target, *changes.file_masks(file))
+    mode = original.stat().st_mode & 0o777
+    if file not in changes.edits:
+        target.chmod(mode)
+        return before
+    checkpoint.rewrite(target, file, changes.edits[file])
+    target.chmod(mode)
+    if not checkpoint.rewrites_in_place:
+        return replace(before, moved=True)
+    return Rewritten(
+        before.patches + patches_between(file, original, target),
+        (*before.sizes, (file, original.stat().st_size)),
+        before.moved,
+    )
+
+
+def _refuse_same(checkpoint: Checkpoint, output: Path) -> None:
+    mine = [checkpoint.path, *(source.path for source in checkpoint.sources.values())]
+    if output.exists() and any(os.path.samefile(output, path) for path in mine):
+        raise UsageError(f"{output} is the source itself; give another name, or --in-place")
+    if checkpoint.is_directory and checkpoint.path.resolve() in output.resolve().parents:
+        raise UsageError(f"{output} lies inside the source; give a place outside {checkpoint.path}")

@@ -1,0 +1,197 @@
+"""Manifest: the record of an injection, enough to replay it and to undo it (flipper-manifest/1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flipper.checkpoints.output import atomic_output
+from flipper.errors import FlipperError
+from flipper.injection.table import FaultTable, table_from_npz, table_from_rows
+from flipper.strict_json import strict
+
+SCHEMA = "flipper-manifest/1"
+INLINE = 10_000
+"""Rows up to which the faults stand in the manifest itself; more go to an .npz beside it."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Bytes of a file before and after the injection, beyond those of the rows that have an offset."""
+
+    file: str
+    offset: int
+    before: bytes
+    after: bytes
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in the manifest."""
+        return {"file": self.file, "offset": self.offset, "before": self.before.hex(), "after": self.after.hex()}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was done to a checkpoint. Fields as INTERFACE section 5 names them.
+
+    table: the faults. rewritten: an archive whose later entries moved, so that bytes can't be undone.
+    """
+
+    source: Mapping[str, Any]
+    output: Mapping[str, Any]
+    table: FaultTable
+    seed: int | None = None
+    draw: str | None = None
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    population: Mapping[str, Any] | None = None
+    strata: tuple[Mapping[str, Any], ...] = ()
+    patches: tuple[Patch, ...] = ()
+    drawn: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    rewritten: bool = False
+    created: str | None = None
+    argv: tuple[str, ...] = ()
+    version: str = ""
+    path: Path | None = None
+
+    @property
+    def faults(self) -> list[dict[str, Any]]:
+        """One row a struck element."""
+        return list(self.table.rows())
+
+    def summary(self) -> dict[str, Any]:
+        """The record that `flipper inject` prints."""
+        struck = self.table
+        return {
+            "output": self.output["path"],
+            "manifest": None if self.path is None else str(self.path),
+            "format": self.source["format"],
+            "seed": self.seed,
+            "faults": self.drawn,
+            "elements": len(struck),
+            "bits_changed": struck.bits_changed,
+            "unchanged": struck.unchanged,
+            "tensors_struck": len(struck.tensors),
+            "population": self.population,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All but the faults, ready for JSON."""
+        targets = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in self.table.tensors]
+        return {
+            "schema": SCHEMA,
+            "flipper": self.version,
+            "created": self.created,
+            "argv": list(self.argv),
+            "seed": self.seed,
+            "draw": self.draw,
+            "source": dict(self.source),
+            "output": dict(self.output),
+            "spec": dict(self.spec),
+            "population": self.population,
+            "strata": [dict(stratum) for stratum in self.strata],
+            "drawn": self.drawn,
+            "targets": targets,
+            "sizes": dict(self.sizes),
+            "rewritten": self.rewritten,
+            "patches": [patch.record() for patch in self.patches],
+        }
+
+
+def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bool = False) -> None:
+    """Write the manifest, and the table beside it when it is long; never leaves half of either.
+
+    Raises OutputError when one of them exists (without `force`) or can't be written.
+    """
+    document = manifest.document()
+    if len(manifest.table) > INLINE:
+        data = manifest.table.npz()
+        table_path = table_file(path)
+        with atomic_output(table_path, force, sync=sync) as temporary:
+            temporary.write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        document["faults"] = {"file": table_path.name, "count": len(manifest.table), "sha256": digest}
+    else:
+        document["faults"] = manifest.faults
+    try:
+        with atomic_output(path, force, sync=sync) as temporary:
+            temporary.write_text(json.dumps(strict(document), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    except FlipperError:
+        if len(manifest.table) > INLINE:
+            table_file(path).unlink(missing_ok=True)
+        raise
+
+
+def table_file(path: Path) -> Path:
+    """Where the table of a manifest at `path` goes when it is long: OUT.flipper.json -> OUT.flipper.npz."""
+    return path.with_name(path.name.removesuffix(".json") + ".npz")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest and its table; raises FlipperError when it is none, or its table is missing or altered."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FlipperError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise FlipperError(f"{path} is no manifest: {str(error)[:100]}") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise FlipperError(f"{path} is no manifest: its schema is not {SCHEMA}")
+    try:
+        return _manifest(document, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FlipperError):
+            raise
+        raise FlipperError(f"{path} is a damaged manifest: {error!r}") from error
+
+
+def _manifest(document: dict[str, Any], path: Path) -> Manifest:
+    faults = document["faults"]
+    if isinstance(faults, dict):
+        table = table_from_npz(_table_bytes(path.parent / Path(faults["file"]).name, faults["sha256"]))
+    else:
+        table = table_from_rows(faults, {target["name"]: target["shape"] for target in document["targets"]})
+    patches = tuple(
+        Patch(row["file"], int(row["offset"]), bytes.fromhex(row["before"]), bytes.fromhex(row["after"]))
+        for row in document["patches"]
+    )
+    kept = ("source", "output", "seed", "draw", "spec", "population", "drawn", "sizes", "rewritten", "created")
+    return Manifest(
+        table=table, patches=patches, strata=tuple(document["strata"]), argv=tuple(document["argv"]),
+        version=document["flipper"], path=path, **{name: document[name] for name in kept},
+    )  # fmt: skip
+
+
+def _table_bytes(path: Path, digest: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FlipperError(f"{path}: {error.strerror}; the manifest needs it") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise FlipperError(f"{path} is not the table that the manifest was written with: its sha256 differs")
+    return data
+
+
+def timestamp() -> str:
+    """Now in UTC, or the time that SOURCE_DATE_EPOCH names."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = int(epoch) if epoch.isdigit() else time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file; of a directory, over its files' relative names and digests in name order."""
+    if path.is_dir():
+        lines = [f"{sha256_of(file)}  {file.relative_to(path).as_posix()}\n" for file in sorted(path.rglob("*"))
+                 if file.is_file()]  # fmt: skip
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

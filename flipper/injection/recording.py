@@ -1,0 +1,115 @@
+"""Recording: where manifests lie, and the manifest of an injection."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import flipper
+from flipper.checkpoints import Checkpoint
+from flipper.errors import OutputError
+from flipper.faults.draw import DRAW
+from flipper.faults.plan import FaultPlan
+from flipper.injection.changes import Changes
+from flipper.injection.manifest import Manifest, Patch, sha256_of, timestamp
+from flipper.injection.table import table_of
+
+
+@dataclass(frozen=True)
+class Record:
+    """How an injection is recorded.
+
+    path: of the manifest; None for beside the output. provenance: paths, times and arguments stand in it.
+    digests: so do sha256 of source and output. argv: the command line.
+    """
+
+    path: Path | None = None
+    provenance: bool = True
+    digests: bool = False
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What came of files that were rewritten. patches: the bytes that differ; sizes: of these files before.
+
+    moved: whether whole entries moved, so that places in the output are no longer those of the source.
+    """
+
+    patches: tuple[Patch, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    moved: bool = False
+
+
+def manifest_path(output: Path, number: int = 1) -> Path:
+    """OUT.flipper.json, beside the output; of later injections in place OUT.flipper.2.json and so on."""
+    return output.with_name(f"{output.name}.flipper.json" if number == 1 else f"{output.name}.flipper.{number}.json")
+
+
+def stacked_manifests(path: Path) -> list[Path]:
+    """The manifests beside a file, oldest first."""
+    found: list[Path] = []
+    while (following := manifest_path(path, len(found) + 1)).exists():
+        found.append(following)
+    return found
+
+
+def free_place(place: Path, force: bool) -> Path:
+    """The place of a manifest; raises OutputError when one is there (without `force`)."""
+    if place.exists() and not force:
+        raise OutputError(f"{place} exists; --force overwrites")
+    return place
+
+
+def manifest_of(
+    checkpoint: Checkpoint,
+    plan: FaultPlan,
+    changes: Changes,
+    output: Path,
+    place: Path,
+    note: Record,
+    rewritten: Rewritten,
+) -> Manifest:
+    """The manifest of changes in `output`, which will lie at `place`; sizes and digests of the output come later."""
+    names = [file or os.path.relpath(output, place.parent) for file in changes.files]
+    table = table_of(changes.struck, names)
+    if rewritten.moved:
+        table = replace(table, offset=np.full(len(table), -1, np.int64))
+    digest = sha256_of(checkpoint.path) if note.digests else None
+    return Manifest(
+        source={
+            "path": _shown(checkpoint.path, note),
+            "format": checkpoint.format,
+            "size": checkpoint.size,
+            "sha256": digest,
+        },
+        output={"path": _shown(output, note), "size": checkpoint.size, "sha256": None},
+        table=table,
+        seed=plan.seed,
+        draw=DRAW if plan.population is not None else None,
+        spec=plan.spec,
+        population=plan.population,
+        strata=tuple(stratum.record() for stratum in plan.strata),
+        patches=rewritten.patches,
+        drawn=len(plan),
+        sizes=dict(rewritten.sizes),
+        rewritten=rewritten.moved,
+        created=timestamp() if note.provenance else None,
+        argv=note.argv if note.provenance else (),
+        version=flipper.__version__,
+    )
+
+
+def with_output(manifest: Manifest, checkpoint: Checkpoint, written: Path, note: Record) -> Manifest:
+    """The manifest with size and, if wanted, digest of what was written."""
+    paths = [written / file if file else written for file in checkpoint.sources]
+    size = sum(path.stat().st_size for path in paths)
+    digest = sha256_of(written) if note.digests else None
+    return replace(manifest, output={**manifest.output, "size": size, "sha256": digest})
+
+
+def _shown(path: Path, note: Record) -> str:
+    return str(path) if note.provenance else path.name

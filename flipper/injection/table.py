@@ -1,0 +1,228 @@
+"""FaultTable: the struck elements of a checkpoint as columns, and as the rows of a manifest."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from flipper import bits
+from flipper.bits.layout import Bits
+from flipper.checkpoints.elements import Int
+from flipper.errors import FlipperError
+from flipper.faults.effects import FLIP, OPS
+from flipper.faults.plan import FaultPlan, Ops, Target
+from flipper.injection.changes import Struck
+
+COLUMNS = (
+    "tensor", "aliases", "flat", "index", "dtype", "op", "mask", "value", "bits", "fields", "before", "after",
+    "before_value", "after_value", "file", "offset",
+)  # fmt: skip
+"""What a row of a manifest has."""
+
+BATCH = 4096
+"""Rows decoded together."""
+
+
+@dataclass(frozen=True)
+class StruckTensor:
+    """A tensor that rows refer to."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape in real numbers."""
+        return self.shape + ((2,) if bits.layout(self.dtype).components == 2 else ())
+
+
+@dataclass(frozen=True)
+class FaultTable:
+    """One row a struck element, by tensor and element.
+
+    tensors, files: what the columns `tensor` and `file` index. Columns as in Struck, all of one length.
+    """
+
+    tensors: tuple[StruckTensor, ...]
+    files: tuple[str, ...]
+    tensor: Int
+    flat: Int
+    op: Ops
+    mask: Bits
+    value: Bits
+    before: Bits
+    after: Bits
+    file: Int
+    offset: Int
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    @property
+    def bits_changed(self) -> int:
+        """Bits that are other than before."""
+        octets = np.ascontiguousarray(self.before ^ self.after).view(np.uint8)
+        return int(np.dot(np.bincount(octets, minlength=256), _ONES))
+
+    @property
+    def unchanged(self) -> int:
+        """Struck elements that are as before: writes of what was there already."""
+        return int(np.count_nonzero(self.before == self.after))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each row with all that COLUMNS names; numbers in hex where INTERFACE says so."""
+        for first in range(0, len(self), BATCH):
+            part = slice(first, min(first + BATCH, len(self)))
+            before, after = self._decoded(self.before, part), self._decoded(self.after, part)
+            for row in range(part.start, part.stop):
+                yield self._row(row, before[row - first], after[row - first])
+
+    def slices(self) -> Iterator[tuple[StruckTensor, slice]]:
+        """Each tensor with its rows."""
+        edges = np.searchsorted(self.tensor, np.arange(len(self.tensors) + 1)).tolist()
+        for number, tensor in enumerate(self.tensors):
+            if edges[number] < edges[number + 1]:
+                yield tensor, slice(edges[number], edges[number + 1])
+
+    def plan(self, **drawn: Any) -> FaultPlan:
+        """The plan that strikes the same faults again."""
+        targets = tuple(Target(tensor.name, tensor.dtype, tensor.shape) for tensor in self.tensors)
+        return FaultPlan(targets, self.tensor, self.flat, self.op, self.mask, self.value, **drawn)
+
+    def _decoded(self, column: Bits, part: slice) -> list[Any]:
+        values: list[Any] = []
+        numbers = self.tensor[part]
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for first, last in pairwise(edges):
+            if first < last:
+                layout = bits.layout(self.tensors[int(numbers[first])].dtype)
+                values += layout.decode(column[part][first:last]).tolist()
+        return values
+
+    def _row(self, row: int, before: Any, after: Any) -> dict[str, Any]:
+        tensor = self.tensors[int(self.tensor[row])]
+        layout = bits.layout(tensor.dtype)
+        digits = (layout.width + 3) // 4
+        mask, offset = int(self.mask[row]), int(self.offset[row])
+        positions = [position for position in range(layout.width) if mask >> position & 1]
+        return {
+            "tensor": tensor.name,
+            "aliases": list(tensor.aliases),
+            "flat": int(self.flat[row]),
+            "index": [int(i) for i in np.unravel_index(int(self.flat[row]), tensor.dims)] if tensor.dims else [],
+            "dtype": tensor.dtype,
+            "op": OPS[int(self.op[row])],
+            "mask": f"0x{mask:0{digits}x}",
+            "value": None if self.op[row] == FLIP else f"0x{int(self.value[row]):0{digits}x}",
+            "bits": positions,
+            "fields": list(dict.fromkeys(layout.field_of(position) for position in reversed(positions))),
+            "before": f"0x{int(self.before[row]):0{digits}x}",
+            "after": f"0x{int(self.after[row]):0{digits}x}",
+            "before_value": before,
+            "after_value": after,
+            "file": self.files[int(self.file[row])],
+            "offset": None if offset < 0 else offset,
+        }
+
+    def npz(self) -> bytes:
+        """The table as a .npz archive, the same bytes for the same rows."""
+        buffer = io.BytesIO()
+        shapes = [json.dumps(tensor.shape) for tensor in self.tensors]
+        np.savez(
+            buffer,
+            tensors=np.array([tensor.name for tensor in self.tensors], np.str_),
+            aliases=np.array([json.dumps(tensor.aliases) for tensor in self.tensors], np.str_),
+            dtypes=np.array([tensor.dtype for tensor in self.tensors], np.str_),
+            shapes=np.array(shapes, np.str_),
+            files=np.array(self.files, np.str_),
+            **{name: _compact(getattr(self, name)) for name in _ARRAYS},
+        )
+        return buffer.getvalue()
+
+
+_ONES = np.array([bin(octet).count("1") for octet in range(256)])
+"""Bits set in each byte."""
+
+_ARRAYS = {
+    "tensor": np.int64, "flat": np.int64, "op": np.uint8, "mask": np.uint64, "value": np.uint64, "before": np.uint64,
+    "after": np.uint64, "file": np.int64, "offset": np.int64,
+}  # fmt: skip
+
+
+def table_of(struck: Sequence[Struck], files: Sequence[str]) -> FaultTable:
+    """The table of what changes_of found; `files` as the manifest shall name them, in the order of Changes.files."""
+    tensors = tuple(StruckTensor(s.tensor.name, s.tensor.dtype, s.tensor.shape, s.tensor.aliases) for s in struck)
+    numbers = np.repeat(np.arange(len(struck)), [len(s.flat) for s in struck])
+    columns = {name: _concatenated([getattr(s, name) for s in struck], kind) for name, kind in _ARRAYS.items()
+               if name != "tensor"}  # fmt: skip
+    return FaultTable(tensors, tuple(files), numbers.astype(np.int64), **columns)
+
+
+def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> FaultTable:
+    """The table of a manifest's inline rows; shapes: of each tensor by name.
+
+    Raises FlipperError naming the row that can't be read.
+    """
+    tensors: dict[str, StruckTensor] = {}
+    files: dict[str, int] = {}
+    columns: dict[str, list[int]] = {name: [] for name in _ARRAYS}
+    for number, row in enumerate(rows):
+        try:
+            name = row["tensor"]
+            if name not in tensors:
+                bits.layout(row["dtype"])
+                tensors[name] = StruckTensor(name, row["dtype"], tuple(shapes[name]), tuple(row["aliases"]))
+            columns["tensor"].append(list(tensors).index(name) if len(tensors) < 2 else _last(tensors, name))
+            columns["flat"].append(int(row["flat"]))
+            columns["op"].append(OPS.index(row["op"]))
+            columns["mask"].append(int(row["mask"], 16))
+            columns["value"].append(0 if row["value"] is None else int(row["value"], 16))
+            columns["before"].append(int(row["before"], 16))
+            columns["after"].append(int(row["after"], 16))
+            columns["file"].append(files.setdefault(row["file"], len(files)))
+            columns["offset"].append(-1 if row["offset"] is None else int(row["offset"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FlipperError(f"row {number} of the manifest's faults can't be read: {error!r}") from error
+    arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
+    return FaultTable(tuple(tensors.values()), tuple(files), **arrays)
+
+
+def table_from_npz(data: bytes) -> FaultTable:
+    """The table of a .npz archive that FaultTable.npz made; raises FlipperError for anything else."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            parts = [archive[name].tolist() for name in ("tensors", "aliases", "dtypes", "shapes", "files")]
+            columns = {name: archive[name].astype(kind) for name, kind in _ARRAYS.items()}
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise FlipperError(f"the manifest's table of faults can't be read: {error}") from error
+    names, aliases, dtypes, shapes, files = parts
+    tensors = tuple(
+        StruckTensor(name, dtype, tuple(json.loads(shape)), tuple(json.loads(also)))
+        for name, also, dtype, shape in zip(names, aliases, dtypes, shapes, strict=True)
+    )
+    return FaultTable(tensors, tuple(files), **columns)
+
+
+def _last(tensors: Mapping[str, StruckTensor], name: str) -> int:
+    """The number of a tensor; rows come tensor by tensor, so that it is nearly always the last."""
+    names = list(tensors)
+    return len(names) - 1 if names[-1] == name else names.index(name)
+
+
+def _concatenated(arrays: list[Any], kind: Any) -> Any:
+    return np.concatenate(arrays).astype(kind, copy=False) if arrays else np.zeros(0, kind)
+
+
+def _compact(column: Any) -> Any:
+    """The column in the narrowest unsigned type that holds it, if none of it is negative."""
+    if len(column) == 0 or column.min() < 0:
+        return column
+    return column.astype(np.min_scalar_type(int(column.max())), copy=False)
