@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from flipper.errors import OutputError
+from flipper.strict_json import strict
 from flipper.training.spec import Event
 
 
@@ -31,7 +31,7 @@ class MetricsFile:
                 self._file = self._path.open("w", encoding="utf-8")
             except OSError as error:
                 raise OutputError(f"can't write {self._path}: {error.strerror}") from error
-        line = json.dumps({key: strict(value) for key, value in event.items()}, allow_nan=False)
+        line = json.dumps(strict(event), allow_nan=False)
         self._file.write(f"{line}\n")
         self._file.flush()
 
@@ -43,10 +43,3 @@ class MetricsFile:
     ) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def strict(value: object) -> object:
-    """A number that JSON lacks as the string "NaN", "Infinity" or "-Infinity"; anything else as it is."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

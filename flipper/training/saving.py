@@ -9,12 +9,10 @@ import torch
 
 from flipper.checkpoints import open_checkpoint, writers
 from flipper.checkpoints.output import atomic_output
-from flipper.checkpoints.structure import walk
 from flipper.checkpoints.tree import Leaf
 from flipper.checkpoints.writers import Contents, TensorData, contents_of
-from flipper.errors import CheckpointError, MismatchError, OutputError, UsageError
+from flipper.errors import MismatchError, OutputError, UsageError
 from flipper.training.canonical import State, dtype_name, tensor_bytes
-from flipper.training.launch import one_line
 
 
 def save(state: State, path: Path, checkpoint_format: str) -> None:
@@ -56,8 +54,6 @@ def load(path: Path) -> State:
     """
     if (path / "last").is_file():
         path = _newest(path)
-    if _is_pytorch(path):
-        return _load_pytorch(path)
     with open_checkpoint(path) as checkpoint:
         contents = contents_of(checkpoint, drop=True)
         state = {name: _tensor(name, data) for name, data in contents.tensors.items()}
@@ -80,18 +76,3 @@ def _newest(folder: Path) -> Path:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{folder / 'last'} can't be read: {error}") from error
     return folder / Path(name).name
-
-
-def _is_pytorch(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
-
-
-def _load_pytorch(path: Path) -> State:
-    try:
-        tree = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds: UnpicklingError, RuntimeError, EOFError ...
-        raise CheckpointError("unreadable", f"{path}: {one_line(error)}") from error
-    return {".".join(map(str, keys)): node for keys, node in walk(tree) if isinstance(node, torch.Tensor)}
