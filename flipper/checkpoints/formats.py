@@ -16,6 +16,7 @@ FILES: Final = {
     "torchscript": ("flipper.checkpoints.torchscript", "TorchScriptFile"),
     "pytorch": ("flipper.checkpoints.pytorch", "PyTorchFile"),
     "pytorch-legacy": ("flipper.checkpoints.pytorch_legacy", "LegacyFile"),
+    "keras": ("flipper.checkpoints.keras", "KerasFile"),
     "hdf5": ("flipper.checkpoints.hdf5", "Hdf5File"),
 }
 """Format of a single file -> module and class, in the order of sniffing; the module's sniff(source) decides."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flipper.bits.layout import Bits
+from flipper.checkpoints import keras_names
 from flipper.checkpoints.checkpoint import BLOCK_ELEMENTS, Checkpoint, Edit
 from flipper.checkpoints.elements import Int
 from flipper.checkpoints.hdf5_boxed import Boxes, BoxReader, read_boxed
@@ -38,11 +39,12 @@ class Hdf5File(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         source = Source(path)
-        self._userblock = _check_whole(source).start
+        self._userblock = check_whole(source).start
         with damage_reported(path):
             self._index = Indexer(source, lambda: opened(path), self._userblock).index()
-        super().__init__(path, {"": source}, settle(self._index.tensors, self._index.aliases))
-        self.notes = self._index.notes
+        tensors = settle(self._index.tensors, self._index.aliases)
+        super().__init__(path, {"": source}, keras_names.with_layer_names(tensors, self._index.layer_names))
+        self.notes = self._index.notes + keras_names.note(self._index.layer_names, self._index.keras)
 
     def tree(self) -> Tree:
         """Nested dicts, one a group; in a file that flipper wrote, the structure that it recorded."""
@@ -152,7 +154,7 @@ def _failure_reported(target: Path) -> Iterator[None]:
         raise OutputError(f"{target}: HDF5 can't write it: {line or type(error).__name__}") from error
 
 
-def _check_whole(source: Source) -> Superblock:
+def check_whole(source: Source) -> Superblock:
     """The file is as long as it says and nobody is writing it."""
     block = read_superblock(source)
     if block.end > source.size:

@@ -12,6 +12,7 @@ from flipper.checkpoints import hdf5_layout as own
 from flipper.checkpoints import hdf5_walk
 from flipper.checkpoints.hdf5_place import Opener, Places
 from flipper.checkpoints.hdf5_types import ElementType, element_type
+from flipper.checkpoints.keras_names import is_layer
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.tensor import Tensor, Unsupported
 from flipper.checkpoints.tree import Leaf, Tree
@@ -24,14 +25,16 @@ class Index:
 
     tensors: one a dataset, and unsupported rows for links that lead elsewhere. aliases: other paths -> first path.
     tree: groups as dicts, or the structure that flipper recorded. notes: what the user should hear.
-    groups: paths of all groups.
+    keras: whether Keras 3 stored layers by type and number here. layer_names: group of a layer -> the model's name for
+    it, as far as the file says.
     """
 
     tensors: list[Tensor]
     aliases: dict[str, str]
     tree: Callable[[], Tree]
     notes: tuple[str, ...]
-    groups: list[hdf5_walk.Path]
+    keras: bool
+    layer_names: dict[tuple[str, ...], str]
 
 
 class Indexer:
@@ -53,11 +56,13 @@ class Indexer:
             recorded = self.own_layout and own.TREE_DATASET in file
             found = hdf5_walk.walk(file.id)
             tensors, aliases = self._tensors(file, found)
+            layer_names = _layer_names(file, found.groups)
         for path, target in found.elsewhere.items():
             tensors.append(Tensor(self._name(path), "link", (0,), Unsupported("", target)))
         names = [(path, self._name(path)) for paths in found.datasets.values() for path in paths]
         tree = self._recorded_tree if recorded else lambda: self._tree(found, names)
-        return Index(tensors, aliases, tree, tuple(self.places.notes), found.groups)
+        by_type = any(len(path) == 3 and path[0] == b"layers" and path[2] == b"vars" for path in found.groups)
+        return Index(tensors, aliases, tree, tuple(self.places.notes), by_type, layer_names)
 
     def _tree(self, found: hdf5_walk.Found, names: list[tuple[hdf5_walk.Path, str]]) -> Tree:
         if self.own_layout:
@@ -132,6 +137,18 @@ def _text_attribute(owner: Any, name: str) -> str | None:
     if isinstance(value, bytes):
         return _text(value)
     return value if isinstance(value, str) else None
+
+
+def _layer_names(file: Any, groups: list[hdf5_walk.Path]) -> dict[tuple[str, ...], str]:
+    """What newer Keras writes beside the weights of a layer: its name in the model."""
+    names = {}
+    for path in groups:
+        layer = tuple(_text(component) for component in path[:-1])
+        if path[-1:] == (b"vars",) and is_layer(layer):
+            name = _text_attribute(file[b"/".join(path)], "name")
+            if name is not None:
+                names[layer] = name
+    return names
 
 
 def _nested(groups: list[hdf5_walk.Path], names: list[tuple[hdf5_walk.Path, str]]) -> Tree:

@@ -25,11 +25,17 @@ _RULES = (
 )
 """(role, a component anywhere in the name, the last component); the first rule that fits."""
 
+_WHOLE = (("buffer", re.compile(r"(.*/)?batch_normalization(_\d+)?/vars/[23]")),)
+"""(role, a whole name): Keras 3 numbers a layer's weights; these are the moving mean and variance."""
+
 _COMPILED = tuple((role, re.compile(anywhere), re.compile(last)) for role, anywhere, last in _RULES)
 
 
 def role_of(name: str) -> str:
     """parameter, buffer, optimizer or other, for a name whose components are split at dots and slashes."""
+    for role, whole in _WHOLE:
+        if whole.fullmatch(name):
+            return role
     components = [part for part in re.split(r"[./]", name.lower()) if part]
     for role, anywhere, last in _COMPILED:
         if any(anywhere.fullmatch(part) for part in components[:-1]):

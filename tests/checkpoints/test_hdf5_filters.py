@@ -179,9 +179,9 @@ def test_chunks_and_edges_of_chainer_files(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         for name, shape in (
-            ("predictor/l1/W", (100, 64)),
-            ("predictor/l1/b", (100,)),
-            ("predictor/bn/avg_mean", (100,)),
+            ("l1/W", (100, 64)),
+            ("l1/b", (100,)),
+            ("bn/avg_mean", (100,)),
         ):
             data = np.random.default_rng(1).normal(size=shape).astype("f4")
             file.create_dataset(f"predictor/{name}", data=data, compression="gzip", compression_opts=4)
