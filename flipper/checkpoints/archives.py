@@ -100,6 +100,15 @@ class Archive:
         return slots
 
 
+def mentions(source: Source, name: bytes) -> bool:
+    """Whether the central directory holds `name` somewhere: a quick look, enough to tell formats apart.
+
+    Raises CheckpointError when there is no readable directory.
+    """
+    _, _, size, directory = _find_directory(source)
+    return name in source.read(directory, size)
+
+
 def broken(source: Source, rule: str) -> CheckpointError:
     """The error for a rule of the zip format that is broken."""
     return CheckpointError("header", f"{source.path}: zip: {rule}")

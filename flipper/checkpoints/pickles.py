@@ -163,7 +163,12 @@ def _float(machine: Machine) -> float:
 
 def _text(width: int) -> Operation:
     def operation(machine: Machine) -> None:
-        machine.stack.append(machine.take(machine.number(width)).decode("utf-8", "surrogatepass"))
+        first = machine.position + width
+        end = first + int.from_bytes(machine.data[machine.position : first], "little")
+        if end > len(machine.data):
+            raise Ended
+        machine.stack.append(machine.data[first:end].decode("utf-8", "surrogatepass"))
+        machine.position = end
 
     return operation
 
@@ -256,11 +261,16 @@ def _tuple_of(count: int) -> Operation:
     return operation
 
 
-def _put(width: int) -> Operation:
-    def operation(machine: Machine) -> None:
-        machine.memo[machine.number(width)] = machine.stack[-1]
+def _put_long(machine: Machine) -> None:
+    first = machine.position
+    machine.position = first + 4
+    machine.memo[int.from_bytes(machine.data[first : first + 4], "little")] = machine.stack[-1]
 
-    return operation
+
+def _get_long(machine: Machine) -> None:
+    first = machine.position
+    machine.position = first + 4
+    machine.stack.append(machine.memo[int.from_bytes(machine.data[first : first + 4], "little")])
 
 
 def _put_small(machine: Machine) -> None:
@@ -365,7 +375,7 @@ def _table() -> list[Operation]:
         "\x8f": lambda machine: Object("builtins.set"),
         "\x91": lambda machine: Object("builtins.frozenset", items=machine.marked()),
         "2": lambda machine: machine.stack[-1], "g": lambda machine: machine.memo[int(machine.line())],
-        "j": lambda machine: machine.memo[machine.number(4)], "i": _instance, "o": _object,
+        "i": _instance, "o": _object,
         "c": lambda machine: machine.named(machine.line(), machine.line()),
         "Q": _persistent,
     }  # fmt: skip
@@ -374,8 +384,8 @@ def _table() -> list[Operation]:
         "X": _text(4), "\x8c": _text(1), "\x8d": _text(8), "B": _bytes(4), "C": _bytes(1), "\x8e": _bytes(8),
         "\x96": _bytes(8), "a": _append, "e": _appends, "\x90": _appends, "s": _set_item, "u": _set_items,
         "\x85": _tuple_of(1), "\x86": _tuple_of(2), "\x87": _tuple_of(3), "0": _pop, "(": _mark,
-        "1": lambda machine: machine.marked().clear(), "p": _put_line, "q": _put_small, "r": _put(4),
-        "h": _get_small, "\x94": _memoize, "\x93": _stack_global, "R": _reduce, "\x81": _reduce,
+        "1": lambda machine: machine.marked().clear(), "p": _put_line, "q": _put_small, "r": _put_long,
+        "h": _get_small, "j": _get_long, "\x94": _memoize, "\x93": _stack_global, "R": _reduce, "\x81": _reduce,
         "\x92": _new_with_keywords, "b": _build, "\x80": _skip(1),
         "\x95": _skip(8),
         "\x82": _refused("it uses the extension registry"), "\x83": _refused("it uses the extension registry"),

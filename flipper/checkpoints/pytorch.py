@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flipper.checkpoints.archive_crcs import crc_masks, problems
-from flipper.checkpoints.archives import STORED, Archive, Entry, broken
+from flipper.checkpoints.archives import STORED, Archive, Entry, broken, mentions
 from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.elements import Bytes, Int
@@ -28,9 +28,7 @@ SHARED_LIMIT = 1_000_000
 
 def sniff(source: Source) -> bool:
     """Whether it is a zip archive with a data.pkl; raises CheckpointError for an archive that is cut off."""
-    if source.head(4) not in (b"PK\3\4", b"PK\5\6"):
-        return False
-    return any(name == "data.pkl" or name.endswith("/data.pkl") for name in Archive(source).by_name)
+    return source.head(4) == b"PK\3\4" and mentions(source, b"data.pkl")
 
 
 class PyTorchFile(Checkpoint):

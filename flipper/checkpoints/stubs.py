@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Global:
     """A name of a module that the stream refers to; never looked up."""
 
@@ -20,7 +20,7 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Object:
     """What some class or function would have made: its name and all that the stream gives it.
 
@@ -41,7 +41,7 @@ class Object:
         return state if isinstance(state, dict) else {}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Storage:
     """A run of bytes that the stream refers to by key.
 
@@ -55,7 +55,7 @@ class Storage:
     first: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class StoredTensor:
     """A tensor as the stream describes it.
 
@@ -71,7 +71,7 @@ class StoredTensor:
     reason: str | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Parts:
     """A tensor made of tensors: sparse, nested, or a wrapper around inner ones. name: of its class."""
 

@@ -30,7 +30,7 @@ DTYPES = {
 """torch's dtype -> flipper's, and how many of its elements one of torch's is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Home:
     """Where the bytes of a storage are.
 

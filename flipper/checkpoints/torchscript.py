@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from flipper.checkpoints import pytorch
-from flipper.checkpoints.archives import Archive
+from flipper.checkpoints.archives import mentions
 from flipper.checkpoints.pytorch import Contents, PyTorchFile
 from flipper.checkpoints.source import Source
 
 
 def sniff(source: Source) -> bool:
     """Whether it is a PyTorch zip file with constants.pkl and code beside data.pkl."""
-    if not pytorch.sniff(source):
-        return False
-    archive = Archive(source)
-    prefix = pytorch.find_prefix(archive)
-    return f"{prefix}constants.pkl" in archive.by_name
+    return pytorch.sniff(source) and mentions(source, b"constants.pkl")
 
 
 class TorchScriptFile(PyTorchFile):
