@@ -6,18 +6,22 @@ whatever the caller has done; importing torch costs seconds, forking from it mil
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Final
 
 from flipper.errors import FlipperError, TrainingError
@@ -71,10 +75,8 @@ def run_ranks(
 
     body: importable by name, with picklable contents (functools.partial of a module's function).
     verbose: let the ranks write to stderr; else what libraries print there is dropped.
-    Raises the first rank's FlipperError, or TrainingError for any other end. No process is left behind.
+    Raises the first rank's FlipperError, or TrainingError for any other end. No rank is left behind.
     """
-    for library in ("OMP", "OPENBLAS", "MKL"):
-        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flipper.training.preload"])
     folder = tempfile.mkdtemp(prefix="flipper-ranks-")
@@ -90,16 +92,35 @@ def run_ranks(
                 name=f"flipper-rank-{rank}",
                 daemon=False,
             )
-            process.start()
+            with _main_left_out(body):
+                process.start()
             theirs.close()
             processes.append(process)
             connections.append(ours)
         _follow(processes, connections, on_event)
+        for done in processes:
+            done.join(GRACE_SECONDS)
     finally:
         _end(processes)
         for connection in connections:
             connection.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _main_left_out(body: Body) -> Iterator[None]:
+    """Keep multiprocessing from running the caller's script once more in each rank, unless the body is in it.
+
+    So a script needs no `if __name__ == "__main__":`, and may come from stdin.
+    """
+    function = body.func if isinstance(body, functools.partial) else body
+    main = sys.modules["__main__"]
+    if function.__module__ != "__main__":
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _follow(processes: list[BaseProcess], connections: list[Connection], on_event: Emit) -> None:
@@ -161,13 +182,11 @@ def _manner(exitcode: int | None) -> str:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Wait a moment for ranks that are done; kill the others (a stopped one heeds SIGKILL only)."""
-    deadline = time.monotonic() + (GRACE_SECONDS if all(p.exitcode in (0, None) for p in processes) else 0)
+    """Kill the ranks that still run: one that is stopped, or waits for a lost one, heeds nothing else."""
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        process.kill()
+    for process in processes:
+        process.join()
         process.close()
 
 

@@ -79,6 +79,18 @@ def test_what_ranks_print_stays_out_of_stdout_and_stderr(capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_script_needs_no_guard_and_may_come_from_stdin() -> None:
+    """The ranks import what they run by name; they don't run the caller's script again."""
+    code = (
+        "from flipper.training.run import train\n"
+        "from flipper.training.spec import TrainSpec\n"
+        "print(train(TrainSpec('digits-mlp', steps=1, seed=1)).steps)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 def test_no_process_outlives_a_killed_launcher() -> None:
     """Nobody tells the ranks: they notice by themselves."""
     code = (
