@@ -21,7 +21,10 @@ FILES: Final = {
 }
 """Format of a single file -> module and class, in the order of sniffing; the module's sniff(source) decides."""
 
-DIRECTORIES: Final[dict[str, tuple[str, str]]] = {}
+DIRECTORIES: Final = {
+    "dcp": ("flipper.checkpoints.dcp", "DcpDirectory"),
+    "sharded": ("flipper.checkpoints.sharded", "ShardedDirectory"),
+}
 """Format of a directory -> module and class; the module's sniff(folder) decides."""
 
 

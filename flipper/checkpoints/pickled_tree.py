@@ -9,7 +9,7 @@ from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTens
 from flipper.checkpoints.tree import Leaf, Opaque, Tree
 from flipper.errors import CheckpointError
 
-DEPTH_LIMIT = 256
+DEPTH_LIMIT = 200
 """Levels of nesting; a tree is walked by recursion."""
 
 BARE = "tensor"

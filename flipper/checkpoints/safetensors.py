@@ -64,6 +64,15 @@ class SafetensorsFile(Checkpoint):
         return super().tree() if record is None else decode(record)
 
 
+def read_tensors(source: Source) -> list[Tensor]:
+    """The tensors of a safetensors file that fills `source`, by the order of its header."""
+    header, data_start = _read_header(source)
+    _metadata(source, header.pop("__metadata__", {}))
+    tensors = [_tensor(source, name, entry, data_start) for name, entry in header.items()]
+    _check_cover(source, header, data_start)
+    return tensors
+
+
 def _broken(source: Source, rule: str) -> CheckpointError:
     return CheckpointError("header", f"{source.path}: safetensors header: {rule}")
 
