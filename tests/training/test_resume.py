@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from pathlib import Path
 
 import h5py
@@ -68,6 +69,17 @@ def test_the_state_digest_is_what_the_interface_says(run: dict[str, TrainResult]
         if name.startswith(("model.", "optimizer.")):
             digest.update(f"{name}\0{array.dtype}{list(array.shape)}\0".encode() + array.tobytes())
     assert {result.state_digest for result in run.values()} == {digest.hexdigest()}
+
+
+@pytest.mark.parametrize("checkpoint_format", SUFFIXES)
+def test_a_state_saved_again_has_the_same_bytes(
+    run: dict[str, TrainResult], tmp_path: Path, checkpoint_format: str
+) -> None:
+    """No clock, path or random name gets into a checkpoint (more than a second has passed since the first)."""
+    first = saved(run, checkpoint_format)
+    time.sleep(max(0.0, first.stat().st_mtime + 1.1 - time.time()))
+    resume(first, save=tmp_path, checkpoint_format=checkpoint_format)
+    assert (tmp_path / first.name).read_bytes() == first.read_bytes()
 
 
 def test_pytorch_checkpoints_hold_a_plain_state_dict(run: dict[str, TrainResult]) -> None:

@@ -84,6 +84,7 @@ def _create(file: Any, path: str, data: TensorData) -> Any:
     properties.set_layout(h5d.CONTIGUOUS)
     properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)  # the same contents give the same bytes at any time
     links = h5p.create(h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
     links.set_char_encoding(1)  # UTF-8
