@@ -21,7 +21,7 @@ def collect(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Copies, on the CPU, of a module's parameters and buffers and of their optimizer's state."""
     state = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if value is not None:
                 state[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
