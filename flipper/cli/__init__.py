@@ -11,8 +11,14 @@ import click
 COMMANDS: Final = {
     "inspect": "List the tensors of a checkpoint and count the bits that can be struck.",
     "inject": "Flip bits: write an altered copy, or alter in place.",
+    "diff": "List the elements in which two checkpoints differ.",
+    "verify": "Check a container, and that exactly the recorded faults were made.",
+    "undo": "Return a file to its bytes before an injection.",
+    "replay": "Strike recorded faults in another checkpoint, of any format.",
     "convert": "Write a checkpoint in another format, without loss.",
+    "size": "Trials needed for a margin of error, or the margin they give.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
+    "completion": "Print the completion script for a shell.",
 }
 """Command -> its short help. The command `x` is `command` in flipper/cli/x.py; a test keeps both in step."""
 

@@ -82,13 +82,12 @@ def command(
             table = table_of(changes.struck, [file or name for file in changes.files])
             emit_rows(table.rows(), style, COLUMNS)
             return
-        record = Record(manifest, not no_provenance, digests, tuple(sys.argv))
+        record = Record(manifest, not no_provenance, digests, keep_checksums, tuple(sys.argv))
         made = inject(
             checkpoint,
             None if in_place else output,
             plan,
             force=force,
-            keep_checksums=keep_checksums,
             sync=sync,
             record=record,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flipper.checkpoints.elements import Bytes, Int
 from flipper.injection.manifest import Patch
 
 BLOCK = 4 << 20
@@ -29,6 +30,17 @@ def differing_runs(before: Path, after: Path) -> Iterator[tuple[int, bytes, byte
             if len(left) != len(right):
                 yield offset + common, left[common:], right[common:]
             offset += max(len(left), len(right))
+
+
+def differing_bytes(before: Path, after: Path) -> Iterator[tuple[int, int, Int, Bytes]]:
+    """Block by block of two files of one size: its bounds, the offsets of its bytes that differ, and their XOR."""
+    with open(before, "rb", buffering=0) as one, open(after, "rb", buffering=0) as other:
+        offset = 0
+        while left := one.read(BLOCK):
+            xor = np.frombuffer(left, np.uint8) ^ np.frombuffer(other.read(len(left)), np.uint8)
+            places = np.flatnonzero(xor)
+            yield offset, offset + len(left), places + offset, xor[places]
+            offset += len(left)
 
 
 def patches_between(file: str, before: Path, after: Path) -> tuple[Patch, ...]:

@@ -25,22 +25,22 @@ def inject(
     plan: FaultPlan,
     *,
     force: bool = False,
-    keep_checksums: bool = False,
     sync: bool = False,
     record: Record | None = None,
 ) -> Manifest:
     """Strike `source` by `plan`: write the altered copy `output`, or alter it in place when `output` is None.
 
     force: overwrite what is there; in place, alter a file that is reached by a link or under several names.
-    keep_checksums: leave container checksums stale. sync: flush to disk (always so in place).
+    sync: flush to disk (always so in place). record: see Record.
     Returns the manifest, which also lies at OUT.flipper.json (or where `record` says).
     Raises UsageError, MismatchError, OutputError, CheckpointError; then nothing was left behind or altered.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    changes = changes_of(checkpoint, plan, keep_checksums)
+    note = record or Record()
+    changes = changes_of(checkpoint, plan, note.keep_checksums)
     if output is None:
-        return alter_in_place(checkpoint, plan, changes, force, record or Record())
-    return _copy(checkpoint, Path(output), plan, changes, force, sync, record or Record())
+        return alter_in_place(checkpoint, plan, changes, force, note)
+    return _copy(checkpoint, Path(output), plan, changes, force, sync, note)
 
 
 def _copy(

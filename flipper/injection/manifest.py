@@ -40,6 +40,7 @@ class Manifest:
     """What was done to a checkpoint. Fields as INTERFACE section 5 names them.
 
     table: the faults. rewritten: an archive whose later entries moved, so that bytes can't be undone.
+    keep_checksums: they were left stale. drawn: faults; several may be one row. sizes: of grown files, before.
     """
 
     source: Mapping[str, Any]
@@ -54,6 +55,7 @@ class Manifest:
     drawn: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     rewritten: bool = False
+    keep_checksums: bool = False
     created: str | None = None
     argv: tuple[str, ...] = ()
     version: str = ""
@@ -99,6 +101,7 @@ class Manifest:
             "targets": targets,
             "sizes": dict(self.sizes),
             "rewritten": self.rewritten,
+            "keep_checksums": self.keep_checksums,
             "patches": [patch.record() for patch in self.patches],
         }
 
@@ -160,7 +163,10 @@ def _manifest(document: dict[str, Any], path: Path) -> Manifest:
         Patch(row["file"], int(row["offset"]), bytes.fromhex(row["before"]), bytes.fromhex(row["after"]))
         for row in document["patches"]
     )
-    kept = ("source", "output", "seed", "draw", "spec", "population", "drawn", "sizes", "rewritten", "created")
+    kept = (
+        "source", "output", "seed", "draw", "spec", "population", "drawn", "sizes", "rewritten", "keep_checksums",
+        "created",
+    )  # fmt: skip
     return Manifest(
         table=table, patches=patches, strata=tuple(document["strata"]), argv=tuple(document["argv"]),
         version=document["flipper"], path=path, **{name: document[name] for name in kept},

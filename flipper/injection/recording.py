@@ -20,15 +20,16 @@ from flipper.injection.table import table_of
 
 @dataclass(frozen=True)
 class Record:
-    """How an injection is recorded.
+    """How an injection is recorded, and what it leaves alone.
 
     path: of the manifest; None for beside the output. provenance: paths, times and arguments stand in it.
-    digests: so do sha256 of source and output. argv: the command line.
+    digests: so do sha256 of source and output. keep_checksums: leave the container's stale. argv: the command line.
     """
 
     path: Path | None = None
     provenance: bool = True
     digests: bool = False
+    keep_checksums: bool = False
     argv: tuple[str, ...] = ()
 
 
@@ -97,6 +98,7 @@ def manifest_of(
         drawn=len(plan),
         sizes=dict(rewritten.sizes),
         rewritten=rewritten.moved,
+        keep_checksums=note.keep_checksums,
         created=timestamp() if note.provenance else None,
         argv=note.argv if note.provenance else (),
         version=flipper.__version__,

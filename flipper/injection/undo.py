@@ -1,0 +1,118 @@
+"""undo: return a file to its bytes before the injection, from the manifest alone."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from flipper.checkpoints import Checkpoint, open_checkpoint
+from flipper.checkpoints.elements import byte_masks, combine
+from flipper.errors import FlipperError, MismatchError, OutputError, UsageError
+from flipper.injection.changes import Masks
+from flipper.injection.manifest import Manifest, Patch, read_manifest, table_file
+from flipper.injection.patching import patch, write_runs
+from flipper.injection.recording import stacked_manifests
+
+
+def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None = None) -> Manifest:
+    """Restore the old bytes of FILE, wherever it stands between its bytes before and after the injection.
+
+    manifest: None takes the newest one beside the file. It is removed afterwards, so that the next undo takes back
+    the injection before it.
+    Raises MismatchError when a byte is neither the old nor the new one (nothing is altered then), UsageError when there
+    is no manifest, FlipperError, OutputError.
+    """
+    target = Path(path)
+    place = Path(manifest) if manifest is not None else newest_manifest(target)
+    record = read_manifest(place)
+    if record.rewritten:
+        raise FlipperError(f"{target}: its archive was written anew, so bytes can't be put back; take the source again")
+    _check_patches(target, record)
+    elements = _element_masks(target, record)
+    try:
+        for name in sorted({one.file for one in record.patches} | set(record.sizes)):
+            runs = [(one.offset, one.before) for one in record.patches if one.file == name]
+            write_runs(_file(target, name), runs, record.sizes.get(name))
+        for path, masks in elements.items():
+            patch(path, *masks, sync=True)
+    except OSError as error:
+        raise OutputError(f"{target}: {error.strerror or error}; the same undo goes on from here") from error
+    for file in (place, table_file(place)):
+        with suppress(FileNotFoundError):
+            file.unlink()
+    return record
+
+
+def newest_manifest(path: Path) -> Path:
+    """The manifest of the last injection, beside the file; raises UsageError when there is none."""
+    found = stacked_manifests(path)
+    if not found:
+        raise UsageError(f"there is no {path.name}.flipper.json beside {path}; name the manifest by --manifest")
+    return found[-1]
+
+
+def _file(target: Path, name: str) -> Path:
+    """A file of a directory checkpoint; the file itself for a single one."""
+    return target / name if target.is_dir() else target
+
+
+def _check_patches(target: Path, record: Manifest) -> None:
+    for one in record.patches:
+        path = _file(target, one.file)
+        try:
+            with open(path, "rb") as file:
+                file.seek(one.offset)
+                seen = file.read(max(len(one.before), len(one.after)))
+        except OSError as error:
+            raise MismatchError(f"{path}: {error.strerror}") from error
+        if not _between(seen, one):
+            what = f"bytes at {one.offset} are neither those before nor those after the injection"
+            raise MismatchError(f"{path}: {what}; nothing was undone")
+
+
+def _between(seen: bytes, one: Patch) -> bool:
+    """Whether each byte is the old or the new one; where the file grew, bytes may not be there yet, or still zeros."""
+    old = np.frombuffer(one.before, np.uint8)
+    new = np.frombuffer(one.after, np.uint8)
+    common = min(len(old), len(new), len(seen))
+    here = np.frombuffer(seen, np.uint8)
+    if not np.all((here[:common] == old[:common]) | (here[:common] == new[:common])):
+        return False
+    rest, longer = here[common:], (new if len(new) > len(old) else old)[common : len(here)]
+    return bool(np.all((rest == longer) | (rest == 0)))
+
+
+def _element_masks(target: Path, record: Manifest) -> dict[Path, Masks]:
+    """What to XOR so that struck elements are as before; files that were rewritten have all their bytes in patches."""
+    if "" in record.sizes or not np.any(record.table.offset >= 0):
+        return {}
+    pieces: dict[str, list[Masks]] = {}
+    with open_checkpoint(target) as checkpoint:
+        for tensor, rows in record.table.slices():
+            _collect(checkpoint, tensor.name, record, rows, pieces)
+        paths = {file: checkpoint.sources[file].path for file in pieces}
+    kept = {file: parts for file, parts in pieces.items() if file not in record.sizes}
+    return {paths[f]: combine(*(np.concatenate(c) for c in zip(*parts, strict=True))) for f, parts in kept.items()}
+
+
+def _collect(
+    checkpoint: Checkpoint, name: str, record: Manifest, rows: slice, pieces: dict[str, list[Masks]]
+) -> None:
+    tensor = checkpoint.tensor(name)
+    table = record.table
+    if not tensor.supported or not tensor.place.patchable:
+        return
+    flat, before, after = table.flat[rows], table.before[rows], table.after[rows]
+    if len(flat) and int(flat.max()) >= tensor.elements:
+        raise MismatchError(f"{name} has {tensor.elements} elements; the manifest names number {int(flat.max())}")
+    now = checkpoint.read_bits(tensor, flat)
+    xor, change = now ^ before, before ^ after
+    if np.any(xor & ~change):
+        where = int(flat[np.flatnonzero(xor & ~change)[0]])
+        raise MismatchError(f"{name}, element {where} is neither as before nor as after; nothing was undone")
+    for part in tensor.place.locate(tensor.dims, tensor.layout, flat):
+        masks = byte_masks(part.offsets, xor[part.where], tensor.layout, part.order, part.shifts)
+        pieces.setdefault(part.file, []).append(masks)

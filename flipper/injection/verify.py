@@ -1,0 +1,151 @@
+"""verify: does a container hold together, were the recorded faults made, and was nothing else changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flipper.checkpoints import Checkpoint, open_checkpoint
+from flipper.errors import MismatchError, UsageError
+from flipper.injection.changes import Masks, changes_of
+from flipper.injection.diff import Unmatched, differences
+from flipper.injection.differences import differing_bytes, patches_between
+from flipper.injection.manifest import Manifest, read_manifest, sha256_of
+from flipper.injection.table import FaultTable
+
+SHOWN = 20
+"""Problems told one by one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """problems: what doesn't hold, () if all does. complete: whether it was checked that nothing else was changed.
+    faults: recorded elements that were checked; None without a manifest."""
+
+    path: str
+    format: str
+    problems: tuple[str, ...]
+    complete: bool
+    faults: int | None
+
+    def record(self) -> dict[str, Any]:
+        """As `flipper verify` prints it."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "ok": not self.problems,
+            "complete": self.complete,
+            "faults": self.faults,
+            "problems": list(self.problems[:SHOWN]),
+            "problems_found": len(self.problems),
+        }
+
+
+def verify(
+    path: str | os.PathLike[str],
+    manifest: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """Check FILE: its container; with a manifest that its faults were made; with the source, that nothing else was.
+
+    The digest that a manifest may hold serves in place of the source. Raises CheckpointError, FlipperError, UsageError.
+    """
+    target = Path(path)
+    if source is not None and manifest is None:
+        raise UsageError("--source goes with --manifest, which says what may differ from it")
+    with open_checkpoint(target) as checkpoint:
+        if manifest is None:
+            return Verdict(str(path), checkpoint.format, tuple(checkpoint.problems()), False, None)
+        record = read_manifest(Path(manifest))
+        # Checksums that were left stale on purpose are no problem.
+        problems = [] if record.keep_checksums else list(checkpoint.problems())
+        problems += _missing_faults(checkpoint, record.table)
+        digest = record.output.get("sha256")
+        if digest is not None and sha256_of(target) != digest:
+            problems.append(f"{path}: its sha256 is not the one recorded after the injection")
+        if source is not None:
+            with open_checkpoint(source) as original:
+                problems += _other_changes(original, checkpoint, record)
+        complete = digest is not None or source is not None
+        return Verdict(str(path), checkpoint.format, tuple(problems), complete, len(record.table))
+
+
+def _missing_faults(checkpoint: Checkpoint, table: FaultTable) -> Iterator[str]:
+    for struck, rows in table.slices():
+        try:
+            tensor = checkpoint.tensor(struck.name)
+        except UsageError:
+            yield f"{struck.name}: the manifest strikes it, and it is not there"
+            continue
+        if not tensor.supported or (tensor.dtype, tensor.shape) != (struck.dtype, struck.shape):
+            yield f"{struck.name}: it is not of the dtype and shape that the manifest names"
+            continue
+        now = checkpoint.read_bits(tensor, table.flat[rows])
+        for row in np.flatnonzero(now != table.after[rows])[:SHOWN].tolist():
+            seen, wanted = int(now[row]), int(table.after[rows][row])
+            yield f"{struck.name}, element {int(table.flat[rows][row])}: 0x{seen:x} is there, 0x{wanted:x} was written"
+
+
+def _other_changes(original: Checkpoint, checkpoint: Checkpoint, record: Manifest) -> Iterator[str]:
+    """What differs from the source beyond what the recorded faults do to it."""
+    if original.sources.keys() != checkpoint.sources.keys() or original.format != checkpoint.format:
+        yield f"{original.path} is {original.format}, {checkpoint.path} is {checkpoint.format}: not its source"
+        return
+    try:
+        changes = changes_of(original, record.table.plan(), record.keep_checksums)
+    except (MismatchError, UsageError) as error:
+        yield f"{original.path} is not the source: {error}"
+        return
+    if record.rewritten:
+        yield from _other_elements(original, checkpoint, record.table)
+        return
+    for file, source in original.sources.items():
+        path = checkpoint.sources[file].path
+        if file in record.sizes:
+            expected = tuple(patch for patch in record.patches if patch.file == file)
+            if patches_between(file, source.path, path) != expected:
+                yield f"{path} differs from the source in other bytes than the manifest's patches"
+        else:
+            stray = _stray_byte(source.path, path, changes.file_masks(file))
+            if stray is not None:
+                yield f"{path}: byte {stray} is not what the source and the recorded faults make it"
+
+
+def _stray_byte(source: Path, path: Path, masks: Masks) -> int | None:
+    """The first byte that is not the source's byte XORed with its mask; sizes that differ count."""
+    if source.stat().st_size != path.stat().st_size:
+        return min(source.stat().st_size, path.stat().st_size)
+    for begin, end, places, xor in differing_bytes(source, path):
+        first, last = np.searchsorted(masks[0], [begin, end])
+        offsets, wanted = masks[0][first:last], masks[1][first:last]
+        if not np.array_equal(places, offsets):
+            odd = np.setxor1d(places, offsets, assume_unique=True)
+            return int(odd[0])
+        if not np.array_equal(xor, wanted):
+            return int(offsets[np.flatnonzero(xor != wanted)[0]])
+    return None
+
+
+def _other_elements(original: Checkpoint, checkpoint: Checkpoint, table: FaultTable) -> Iterator[str]:
+    """For an archive that was written anew: element by element instead of byte by byte."""
+    recorded = {struck.name: table.flat[rows] for struck, rows in table.slices()}
+    for found in differences(original, checkpoint):
+        if isinstance(found, Unmatched):
+            yield f"{found.tensor}: {found.kind}"
+            continue
+        name = found.tensor.name
+        for flat in found.flat[~np.isin(found.flat, recorded.get(name, ()))][:SHOWN].tolist():
+            yield f"{name}, element {flat} differs from the source and is not in the manifest"
+
+
+def explain(verdict: Verdict) -> str:
+    """One line for people."""
+    if verdict.problems:
+        return f"{verdict.path}: {len(verdict.problems)} problems, the first: {verdict.problems[0]}"
+    checked = "nothing else was changed" if verdict.complete else "whether anything else was changed is not known"
+    return f"{verdict.path}: sound" + ("" if verdict.faults is None else f"; its faults were made; {checked}")

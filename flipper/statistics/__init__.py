@@ -1,0 +1,1 @@
+"""Statistics of fault injection: plain numbers in and out."""
