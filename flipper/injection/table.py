@@ -134,18 +134,27 @@ class FaultTable:
 
     def npz(self) -> bytes:
         """The table as a .npz archive, the same bytes for the same rows."""
+        import zipfile
+
         buffer = io.BytesIO()
-        shapes = [json.dumps(tensor.shape) for tensor in self.tensors]
-        np.savez(
-            buffer,
-            tensors=np.array([tensor.name for tensor in self.tensors], np.str_),
-            aliases=np.array([json.dumps(tensor.aliases) for tensor in self.tensors], np.str_),
-            dtypes=np.array([tensor.dtype for tensor in self.tensors], np.str_),
-            shapes=np.array(shapes, np.str_),
-            files=np.array(self.files, np.str_),
-            **{name: _compact(getattr(self, name)) for name in _ARRAYS},
-        )
+        with zipfile.ZipFile(buffer, "w") as archive:  # np.savez can't: one column is called as its own parameter
+            for name, column in self._stored().items():
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, column, allow_pickle=False)
         return buffer.getvalue()
+
+    def _stored(self) -> dict[str, Any]:
+        """The arrays of the archive."""
+        texts = {
+            "tensors": [tensor.name for tensor in self.tensors],
+            "aliases": [json.dumps(tensor.aliases) for tensor in self.tensors],
+            "dtypes": [tensor.dtype for tensor in self.tensors],
+            "shapes": [json.dumps(tensor.shape) for tensor in self.tensors],
+            "files": self.files,
+        }
+        return {name: np.array(text, np.str_) for name, text in texts.items()} | {
+            name: _compact(getattr(self, name)) for name in _ARRAYS
+        }
 
 
 _ONES = np.array([bin(octet).count("1") for octet in range(256)])

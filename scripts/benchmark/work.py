@@ -1,0 +1,257 @@
+"""Work that the benchmark runs in processes of their own: `work.py NAME ARGUMENTS` prints the result as JSON.
+
+make: files of a given size. library: flipper called from Python, its imports done. rewrite: what people do without it.
+"""
+
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+SHAPE = (2048, 4096)
+
+
+def make(kind: str, path: str, megabytes: str) -> None:
+    """Write a checkpoint of float32 tensors, 32 MiB each (fewer rows in small files), in a container format."""
+    size = int(megabytes) << 20
+    rows = min(SHAPE[0], size // (8 * SHAPE[1] * 4))
+    block = (np.random.default_rng(0).standard_normal((rows, SHAPE[1]), np.float32) * 0.02).astype(np.float32)
+    names = [f"layers.{number}.weight" for number in range(size // block.nbytes)]
+    MAKERS[kind](Path(path), names, block)
+
+
+def _safetensors(path: Path, names: list[str], block: np.ndarray) -> None:
+    header: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        span = [number * block.nbytes, (number + 1) * block.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(block.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in names:
+            file.write(block)
+
+
+def _sharded(path: Path, names: list[str], block: np.ndarray) -> None:
+    path.mkdir()
+    shards = [names[: len(names) // 2], names[len(names) // 2 :]]
+    where = {}
+    for number, part in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _safetensors(path / file, part, block)
+        where.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": len(names) * block.nbytes}, "weight_map": where}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _pytorch(path: Path, names: list[str], block: np.ndarray, zipped: bool = True) -> None:
+    import torch
+
+    tree = {name: torch.from_numpy(block.copy()) for name in names}
+    torch.save(tree, path, _use_new_zipfile_serialization=zipped)
+
+
+def _dcp(path: Path, names: list[str], block: np.ndarray) -> None:
+    import warnings
+
+    import torch
+    from torch.distributed import checkpoint
+
+    warnings.simplefilter("ignore")
+    checkpoint.save({name: torch.from_numpy(block) for name in names}, checkpoint_id=path)
+
+
+def _hdf5(path: Path, names: list[str], block: np.ndarray) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name in names:
+            file[name.replace(".", "/")] = block
+
+
+def _hdf5_gzip(path: Path, names: list[str], block: np.ndarray) -> None:
+    """Chunks of 64 KiB, compressed once and stored many times."""
+    import zlib
+
+    import h5py
+
+    packed = zlib.compress(block[:4].tobytes(), 1)
+    with h5py.File(path, "w") as file:
+        for name in names:
+            data = file.create_dataset(
+                name.replace(".", "/"), block.shape, block.dtype, chunks=(4, block.shape[1]), compression="gzip"
+            )
+            for row in range(0, block.shape[0], 4):
+                data.id.write_direct_chunk((row, 0), packed)
+
+
+def _keras(path: Path, names: list[str], block: np.ndarray) -> None:
+    weights = path.with_suffix(".weights")
+    _hdf5(weights, names, block)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", "{}")
+        archive.write(weights, "model.weights.h5")
+    weights.unlink()
+
+
+MAKERS: dict[str, Callable[[Path, list[str], np.ndarray], None]] = {
+    "safetensors": _safetensors,
+    "sharded": _sharded,
+    "pytorch": _pytorch,
+    "legacy": lambda path, names, block: _pytorch(path, names, block, zipped=False),
+    "dcp": _dcp,
+    "hdf5": _hdf5,
+    "hdf5-gzip": _hdf5_gzip,
+    "keras": _keras,
+}
+
+
+def make_tensors(path: str, count: str) -> None:
+    """A PyTorch file of many small tensors."""
+    import torch
+
+    tree = {f"blocks.{i // 10}.part{i % 10}.weight": torch.full((8, 8), float(i)) for i in range(int(count))}
+    torch.save(tree, path)
+
+
+def make_datasets(path: str, count: str, megabytes: str) -> None:
+    """An HDF5 file of so many datasets, in all of so many MB."""
+    import h5py
+
+    block = np.random.default_rng(0).standard_normal((int(megabytes) * 1_000_000 // 4 // int(count),), np.float32)
+    with h5py.File(path, "w") as file:
+        for number in range(int(count)):
+            file[f"layer{number}/weight"] = block
+
+
+def inject_copy(source: str, target: str, rounds: str) -> float:
+    """Seconds that a library call takes for one flip into a copy: the least of some rounds."""
+    with _injector() as once:
+        return min(_timed_copy(once, Path(source), Path(target)) for _ in range(int(rounds)))
+
+
+def _timed_copy(once: Callable[..., None], source: Path, target: Path) -> float:
+    os.sync()
+    start = perf_counter()
+    once(source, target)
+    seconds = perf_counter() - start
+    target.unlink()
+    target.with_name(target.name + ".flipper.json").unlink()
+    return seconds
+
+
+def inject_in_place(rounds: str, *paths: str) -> list[float]:
+    """Seconds for one flip in place, from opening to flushed, of each file in turn: the least of some rounds."""
+    least = [float("inf")] * len(paths)
+    with _injector() as once:
+        for _ in range(int(rounds)):
+            for number, path in enumerate(paths):
+                start = perf_counter()
+                once(Path(path), None)
+                least[number] = min(least[number], perf_counter() - start)
+                Path(path + ".flipper.json").unlink()
+    return least
+
+
+@contextmanager
+def _injector() -> Iterator[Callable[..., None]]:
+    from flipper.checkpoints import open_checkpoint
+    from flipper.faults.draw import draw
+    from flipper.faults.model import FaultModel
+    from flipper.injection.inject import inject
+
+    def once(source: Path, target: Path | None) -> None:
+        with open_checkpoint(source) as checkpoint:
+            inject(checkpoint, target, draw(checkpoint, FaultModel(count=1), seed=7))
+
+    yield once
+
+
+def rewrite(kind: str, source: str, target: str) -> None:
+    """Load a checkpoint, flip one bit, save it: with the format's own library."""
+    REWRITERS[kind](source, target)
+
+
+def _rewrite_pytorch(source: str, target: str) -> None:
+    import torch
+
+    tree = torch.load(source)
+    torch.ravel(next(iter(tree.values()))).view(torch.int32)[17] ^= 1 << 30
+    torch.save(tree, target)
+
+
+def _rewrite_safetensors(source: str, target: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(source)
+    next(iter(tensors.values())).reshape(-1).view(np.int32)[17] ^= 1 << 30
+    save_file(tensors, target)
+
+
+def _rewrite_hdf5(source: str, target: str) -> None:
+    import h5py
+
+    with h5py.File(source) as old, h5py.File(target, "w") as new:
+        tensors: dict[str, np.ndarray] = {}
+        old.visititems(lambda name, item: tensors.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+        next(iter(tensors.values())).reshape(-1).view(np.int32)[17] ^= 1 << 30
+        for name, array in tensors.items():
+            new[name] = array
+
+
+REWRITERS = {"pytorch": _rewrite_pytorch, "safetensors": _rewrite_safetensors, "hdf5": _rewrite_hdf5}
+
+
+def live(site: str, path: str, rounds: str) -> list[float]:
+    """CPU seconds for one random flip in a live network: flipper's strike, drawing included, and PyTorchFI's."""
+    import torch
+    from safetensors.torch import save_file
+
+    sys.path.append(site)
+    from pytorchfi.core import fault_injection
+
+    from flipper.checkpoints import open_checkpoint
+    from flipper.faults.draw import draw
+    from flipper.faults.model import FaultModel
+    from flipper.injection.memory import strike
+
+    torch.set_num_threads(1)
+    network = torch.nn.Sequential(*(torch.nn.Conv2d(512, 512, 3) for _ in range(5)))
+    save_file(network.state_dict(), path)
+    peer = fault_injection(network, 1, input_shape=[512, 16, 16], layer_types=[torch.nn.Conv2d], use_cuda=False)
+
+    def theirs(number: int) -> None:
+        peer.declare_weight_fi(k=0, dim1=number, dim2=0, dim3=1, dim4=1, function=_flipped)
+
+    with open_checkpoint(path) as checkpoint:
+        own = _cpu(lambda number: strike(network.state_dict(), draw(checkpoint, FaultModel(), number)), int(rounds))
+    return [own, _cpu(theirs, int(rounds))]
+
+
+def _flipped(weight: Any, place: Any) -> Any:
+    import torch
+
+    return (weight[place].reshape(1).view(torch.int32) ^ (1 << 30)).view(torch.float32)[0]
+
+
+def _cpu(work: Callable[[int], Any], rounds: int) -> float:
+    least = float("inf")
+    for number in range(rounds):
+        start = process_time()
+        work(number)
+        least = min(least, process_time() - start)
+    return least
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    print(json.dumps(globals()[name](*arguments)))
