@@ -30,7 +30,7 @@ def copy(source: Path, target: Path) -> bool:
     """
     with open(source, "rb", buffering=0) as reader, open(target, "r+b", buffering=0) as writer:
         mode = os.fstat(reader.fileno()).st_mode & 0o777
-        os.fchmod(writer.fileno(), mode | 0o200)  # writable while it is patched
+        os.fchmod(writer.fileno(), mode)
         if clone(reader.fileno(), writer.fileno()):
             return True
         size = os.fstat(reader.fileno()).st_size

@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from flipper.checkpoints import Checkpoint
 from flipper.errors import CheckpointError, OutputError, UsageError
 from flipper.faults.plan import FaultPlan
@@ -20,6 +18,7 @@ from flipper.injection.patching import copy_patched, patch, write_runs
 from flipper.injection.recording import (
     Record,
     Rewritten,
+    checksum_patches,
     free_place,
     manifest_of,
     manifest_path,
@@ -64,7 +63,7 @@ def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
     sizes = []
     for file in changes.struck_files:
         if file not in changes.edits:
-            patches += _checksum_patches(checkpoint, changes, file)
+            patches += checksum_patches(checkpoint, changes, file)
             continue
         original = checkpoint.sources[file].path
         if not checkpoint.rewrites_in_place:
@@ -78,15 +77,6 @@ def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
             patches += patches_between(file, original, target)
         sizes.append((file, original.stat().st_size))
     return Rewritten(tuple(patches), tuple(sizes))
-
-
-def _checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Iterator[Patch]:
-    offsets, masks = changes.checksums.get(file, (np.zeros(0, np.int64), np.zeros(0, np.uint8)))
-    edges = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
-    for first, last in zip([0, *edges], [*edges, len(offsets)], strict=True):
-        if first < last:
-            before = np.frombuffer(checkpoint.sources[file].read(int(offsets[first]), last - first), np.uint8)
-            yield Patch(file, int(offsets[first]), before.tobytes(), (before ^ masks[first:last]).tobytes())
 
 
 def _alter(checkpoint: Checkpoint, changes: Changes, file: str, patches: tuple[Patch, ...]) -> None:

@@ -11,12 +11,20 @@ from flipper.checkpoints.output import atomic_output
 from flipper.errors import UsageError
 from flipper.faults.plan import FaultPlan
 from flipper.injection.changes import Changes, changes_of
-from flipper.injection.copying import link_or_copy
+from flipper.injection.copying import copy, link_or_copy
 from flipper.injection.differences import patches_between
 from flipper.injection.in_place import alter_in_place
 from flipper.injection.manifest import Manifest, write_manifest
 from flipper.injection.patching import copy_patched
-from flipper.injection.recording import Record, Rewritten, free_place, manifest_of, manifest_path, with_output
+from flipper.injection.recording import (
+    Record,
+    Rewritten,
+    checksum_patches,
+    free_place,
+    manifest_of,
+    manifest_path,
+    with_output,
+)
 
 
 def inject(
@@ -50,7 +58,7 @@ def _copy(
     place = free_place(note.path or manifest_path(output), force)
     with atomic_output(output, force, directory=checkpoint.is_directory, sync=sync) as temporary:
         if checkpoint.is_directory:
-            _copy_unstruck(checkpoint.path, temporary, set(changes.struck_files))
+            _copy_unstruck(checkpoint, temporary, set(changes.struck_files))
         rewritten = Rewritten()
         for file in changes.struck_files or sorted({""} & set(checkpoint.sources)):
             rewritten = _write_altered(checkpoint, changes, file, temporary, rewritten)
@@ -60,14 +68,25 @@ def _copy(
     return replace(manifest, path=place)
 
 
-def _copy_unstruck(source: Path, target: Path, struck: set[str]) -> None:
-    """All files of a directory but the struck ones, hidden and nested ones too; links become what they lead to."""
-    for folder, _, names in os.walk(source):
-        relative = Path(folder).relative_to(source)
+def _copy_unstruck(checkpoint: Checkpoint, target: Path, struck: set[str]) -> None:
+    """All files of a directory but the struck ones; links become what they lead to.
+
+    Shards share blocks or are hard links where the filesystem can; the small files beside them are real copies, since
+    people edit these.
+    """
+    for folder, _, names in os.walk(checkpoint.path):
+        relative = Path(folder).relative_to(checkpoint.path)
         (target / relative).mkdir(exist_ok=True)
         for name in names:
-            if (relative / name).as_posix() not in struck:
-                link_or_copy((Path(folder) / name).resolve(), target / relative / name)
+            file = (relative / name).as_posix()
+            original, copied = (Path(folder) / name).resolve(), target / file
+            if file in struck:
+                continue
+            if file in checkpoint.sources:
+                link_or_copy(original, copied)
+            else:
+                copied.touch()
+                copy(original, copied)
 
 
 def _write_altered(checkpoint: Checkpoint, changes: Changes, file: str, folder: Path, before: Rewritten) -> Rewritten:
@@ -76,10 +95,10 @@ def _write_altered(checkpoint: Checkpoint, changes: Changes, file: str, folder: 
     target = folder / file if file else folder
     target.touch()
     copy_patched(original, target, *changes.file_masks(file))
-    mode = original.stat().st_mode & 0o777
     if file not in changes.edits:
-        target.chmod(mode)
-        return before
+        return replace(before, patches=(*before.patches, *checksum_patches(checkpoint, changes, file)))
+    mode = target.stat().st_mode
+    target.chmod(mode | 0o200)
     checkpoint.rewrite(target, file, changes.edits[file])
     target.chmod(mode)
     if not checkpoint.rewrites_in_place:

@@ -20,10 +20,13 @@ def copy_patched(source: Path, target: Path, offsets: Int, masks: Bytes) -> None
     size = source.stat().st_size
     if len(offsets) * 1e9 <= DENSE * max(size, BUFFER):
         copy(source, target)
+        mode = target.stat().st_mode
+        target.chmod(mode | 0o200)  # writable while it is patched
         patch(target, offsets, masks)
+        target.chmod(mode)
         return
     with open(source, "rb", buffering=0) as reader, open(target, "r+b", buffering=0) as writer:
-        os.fchmod(writer.fileno(), os.fstat(reader.fileno()).st_mode & 0o777 | 0o200)
+        os.fchmod(writer.fileno(), os.fstat(reader.fileno()).st_mode & 0o777)
         if clone(reader.fileno(), writer.fileno()):
             _patch(writer.fileno(), offsets, masks)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def free_place(place: Path, force: bool) -> Path:
     if place.exists() and not force:
         raise OutputError(f"{place} exists; --force overwrites")
     return place
+
+
+def checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Iterator[Patch]:
+    """The checksums of a file before and after, run by run."""
+    offsets, masks = changes.checksums.get(file, (np.zeros(0, np.int64), np.zeros(0, np.uint8)))
+    edges = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+    for first, last in zip([0, *edges], [*edges, len(offsets)], strict=True):
+        if first < last:
+            before = np.frombuffer(checkpoint.sources[file].read(int(offsets[first]), last - first), np.uint8)
+            yield Patch(file, int(offsets[first]), before.tobytes(), (before ^ masks[first:last]).tobytes())
 
 
 def manifest_of(
