@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zlib
 
-from flipper.checkpoints.archives import DEFLATED, Archive, Entry
+from flipper.checkpoints.archives import DEFLATED, Archive, Entry, broken
 from flipper.checkpoints.source import Source
 from flipper.errors import CheckpointError
 
 PIECE = 1 << 18
 """Compressed bytes that are read together."""
+
+RATIO = 1040
+"""No deflated stream grows by more when it is inflated."""
 
 
 class Inflated(Source):
@@ -67,4 +70,7 @@ def inflated(archive: Archive, entry: Entry) -> Inflated:
     if entry.method != DEFLATED:
         message = f"{entry.name[:80]!r} is compressed by method {entry.method}; flipper knows stored and deflated"
         raise CheckpointError("unsupported-storage", f"{archive.source.path}: {message}")
+    if entry.size > RATIO * entry.packed + PIECE:
+        message = f"{entry.name[:80]!r} can't inflate from {entry.packed} to {entry.size} bytes"
+        raise broken(archive.source, message)
     return Inflated(archive.source, archive.data_start(entry), entry.packed, entry.size)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from flipper.bits.layout import Bits
 from flipper.checkpoints.archive_crcs import crc_masks, problems
 from flipper.checkpoints.archives import STORED, Archive, Entry, broken, mentions
 from flipper.checkpoints.builders import known
-from flipper.checkpoints.checkpoint import Checkpoint
-from flipper.checkpoints.elements import Bytes, Int
+from flipper.checkpoints.checkpoint import Checkpoint, Edit
+from flipper.checkpoints.elements import Bytes, Int, byte_masks, combine, gather
 from flipper.checkpoints.inflate import inflated
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
+from flipper.checkpoints.rezip import rezip
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.stubs import Storage
-from flipper.checkpoints.tensor import Tensor
+from flipper.checkpoints.tensor import Deflated, Tensor
 from flipper.checkpoints.ties import settle
 from flipper.checkpoints.torch_place import Home, settle_tensor
 from flipper.checkpoints.tree import Tree
@@ -40,6 +44,8 @@ class PyTorchFile(Checkpoint):
         source = Source(path)
         self.archive = Archive(source)
         self._contents = self._read()
+        self._open_entry = ""
+        self._content: Source = source
         super().__init__(path, {"": source}, settle(self._contents.tensors))
         self.notes = self._contents.notes
 
@@ -53,6 +59,33 @@ class PyTorchFile(Checkpoint):
     def checksum_masks(self, file: str, offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
         """The bytes of every stored copy of the CRCs of struck entries; none in an archive without CRCs."""
         return crc_masks([(0, self.archive)], offsets, masks)
+
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
+        """Make edits inside deflated entries: the archive is written anew with these entries changed."""
+        parts: dict[str, list[tuple[Int, Bytes]]] = {}
+        for tensor, flat, xor in edits:
+            place = tensor.place
+            if not isinstance(place, Deflated):
+                raise CheckpointError("unsupported-storage", f"{tensor.name}: {place.storage} bytes can't be rewritten")
+            for part in place.inside.locate(tensor.dims, tensor.layout, flat):
+                masks = byte_masks(part.offsets, xor[part.where], tensor.layout, part.order, part.shifts)
+                parts.setdefault(place.entry, []).append(masks)
+        changes = {
+            entry: combine(np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found]))
+            for entry, found in parts.items()
+        }
+        rezip(Archive(Source(target)), {entry: change for entry, change in changes.items() if len(change[0])}, target)
+
+    def _read_boxed(self, tensor: Tensor, flat: Int) -> Bits:
+        place = tensor.place
+        if not isinstance(place, Deflated):
+            return super()._read_boxed(tensor, flat)
+        if self._open_entry != place.entry:
+            self._open_entry, self._content = place.entry, inflated(self.archive, self.archive.by_name[place.entry])
+        bits = np.zeros(len(flat), np.uint64)
+        for part in place.inside.locate(tensor.dims, tensor.layout, flat):
+            bits[part.where] = gather(self._content, part.offsets, tensor.layout, part.order, part.shifts)
+        return bits
 
     def problems(self) -> Iterator[str]:
         """Entries whose local header or CRC doesn't hold."""

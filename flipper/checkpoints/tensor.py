@@ -106,6 +106,24 @@ class Boxed:
 
 
 @dataclass(frozen=True)
+class Deflated(Boxed):
+    """Bytes inside a deflated archive entry. inside: where they lie once it is inflated."""
+
+    entry: str
+    inside: Extent
+
+
+def run_of(place: Place) -> tuple[tuple[str, str], Extent] | None:
+    """The space in which a place is one run of bytes (a file, and an entry of it if need be), and the run.
+
+    None for places of other kinds. Two runs share bytes only in one space.
+    """
+    if isinstance(place, Extent):
+        return (place.file, ""), place
+    return ((place.file, place.entry), place.inside) if isinstance(place, Deflated) else None
+
+
+@dataclass(frozen=True)
 class Unsupported:
     """Bytes that flipper can't strike, and why; listed by `inspect`, never in a population."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from flipper.checkpoints.roles import role_of
-from flipper.checkpoints.tensor import Extent, Tensor, Unsupported
+from flipper.checkpoints.tensor import Tensor, Unsupported, run_of
 
 
 def settle(tensors: Iterable[Tensor], recorded: Mapping[str, str] | None = None) -> tuple[Tensor, ...]:
@@ -38,9 +38,10 @@ def settle(tensors: Iterable[Tensor], recorded: Mapping[str, str] | None = None)
 
 def _identity(tensor: Tensor) -> object:
     """What tied tensors have in common; something unique for a tensor that can't be tied."""
-    place = tensor.place
-    if isinstance(place, Extent) and tensor.elements:
-        return (place.file, place.start, place.order, place.strides, tensor.dtype, tensor.shape)
+    run = run_of(tensor.place)
+    if run is not None and tensor.elements:
+        space, extent = run
+        return (space, extent.start, extent.order, extent.strides, tensor.dtype, tensor.shape)
     return tensor.name
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flipper import bits
 from flipper.checkpoints.stubs import Storage, StoredTensor
-from flipper.checkpoints.tensor import Boxed, Extent, Place, Tensor, Unsupported
+from flipper.checkpoints.tensor import Deflated, Extent, Place, Tensor, Unsupported
 from flipper.errors import CheckpointError
 
 EXPANSION_LIMIT = 1 << 24
@@ -43,14 +43,6 @@ class Home:
     size: int
     order: str
     entry: str | None = None
-
-
-@dataclass(frozen=True)
-class Deflated(Boxed):
-    """Bytes inside a deflated archive entry. inside: where they lie once it is inflated."""
-
-    entry: str
-    inside: Extent
 
 
 def settle_tensor(name: str, stored: StoredTensor, home_of: Callable[[Storage], Home], where: str) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flipper.checkpoints.elements import Int
-from flipper.checkpoints.tensor import Extent, Tensor
+from flipper.checkpoints.tensor import Extent, Tensor, run_of
 from flipper.errors import CheckpointError
 
 SELF_OVERLAP_LIMIT = 8
@@ -31,33 +31,40 @@ def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Groups of tensors whose byte spans overlap, each in the order given."""
     spans = []
     for index, tensor in enumerate(tensors):
-        if isinstance(tensor.place, Extent) and tensor.elements:
-            spans.append((tensor.place.file, *_span(tensor), index))
+        run = run_of(tensor.place)
+        if run is not None and tensor.elements:
+            spans.append((run[0], *_span(tensor), index))
     spans.sort()
     cluster: list[int] = []
-    current, end = "", 0
-    for file, start, stop, index in spans:
-        if cluster and (file != current or start >= end):
+    current, end = ("", ""), 0
+    for space, start, stop, index in spans:
+        if cluster and (space != current or start >= end):
             yield [tensors[i] for i in sorted(cluster)]
             cluster, end = [], 0
         cluster.append(index)
-        current, end = file, max(end, stop)
+        current, end = space, max(end, stop)
     if cluster:
         yield [tensors[i] for i in sorted(cluster)]
 
 
+def _run(tensor: Tensor) -> Extent:
+    run = run_of(tensor.place)
+    assert run is not None
+    return run[1]
+
+
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    assert isinstance(tensor.place, Extent)
-    if tensor.place.strides is not None:
-        return tensor.place.strides
+    strides = _run(tensor).strides
+    if strides is not None:
+        return strides
     return tuple(math.prod(tensor.dims[axis + 1 :]) for axis in range(len(tensor.dims)))
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """First byte and the one after the last that its elements touch."""
-    assert isinstance(tensor.place, Extent)
+    start = _run(tensor).start
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, _strides(tensor), strict=True))
-    return tensor.place.start, tensor.place.start + (reach * tensor.layout.width + 7) // 8
+    return start, start + (reach * tensor.layout.width + 7) // 8
 
 
 def _injective(tensor: Tensor) -> bool:
@@ -102,7 +109,7 @@ def _share_out(cluster: Sequence[Tensor]) -> dict[str, Int]:
 def _claim(tensor: Tensor, taken: np.ndarray[tuple[int], np.dtype[np.bool_]], low: int) -> Int:
     """The elements none of whose bytes are taken, first index first; takes their bytes."""
     flat = _candidates(tensor)
-    (part,) = tensor.place.locate(tensor.dims, tensor.layout, flat)
+    (part,) = _run(tensor).locate(tensor.dims, tensor.layout, flat)
     first = part.offsets - low
     if not tensor.layout.packed:  # neighbours of a packed dtype share a byte and still are two elements
         rank = np.argsort(first, kind="stable")
