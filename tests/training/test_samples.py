@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from flipper.cli import main
 from flipper.training.run import train
-from flipper.training.spec import TrainSpec
+from flipper.training.spec import Parallel, TrainSpec
 
 SAMPLES = Path(__file__).parents[2] / "sample_checkpoints"
 
@@ -32,12 +33,29 @@ def test_training_goes_on_from_the_samples_alike_in_each_format(recipe: str) -> 
     assert len({result.resume_digest for result in results}) == 1
 
 
-def test_the_legacy_sample_resumes_as_the_new_one_does() -> None:
+def test_other_containers_of_the_same_state_resume_alike() -> None:
     digests = {
-        train(TrainSpec("digits-cnn", steps=33, resume=SAMPLES / name)).state_digest
-        for name in ("digits-cnn.pt", "digits-cnn-legacy.pt")
+        train(TrainSpec("digits-cnn", steps=33, resume=SAMPLES / name)).resume_digest
+        for name in ("digits-cnn.pt", "digits-cnn-legacy.pt", "digits-cnn-dcp")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("layout", ["ddp:2", "pipeline:2"])
+def test_one_flipped_bit_does_the_same_to_training_from_each_format(tmp_path: Path, layout: str) -> None:
+    """The main job: the same seed strikes the same bit of one model in three containers, and training differs."""
+    digests = set()
+    for suffix in (".pt", ".safetensors", ".h5"):
+        clean, struck = SAMPLES / f"digits-cnn{suffix}", tmp_path / f"struck{suffix}"
+        options = ["--layer", "fc", "--bits", "exponent-msb", "--seed", "3", "-q"]
+        main(["inject", str(clean), "-o", str(struck), *options], standalone_mode=False)
+        digests.add(resumed(struck, layout))
+    assert len(digests) == 1
+    assert digests != {resumed(clean, layout)}
+
+
+def resumed(path: Path, layout: str) -> str:
+    return train(TrainSpec("digits-cnn", Parallel.parse(layout), steps=35, resume=path)).state_digest
 
 
 def test_ties_and_views_are_what_they_are_called() -> None:
