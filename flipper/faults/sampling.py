@@ -33,7 +33,7 @@ def distinct(stream: Stream, size: int, n: int, *, keep_order: bool = False) -> 
     drawn instead, and what is left is returned sorted either way. Raises TooFewBits when n > size.
     """
     if n > size:
-        raise TooFewBits(f"{n:,} faults were asked for, but only {size:,} can be struck; ask for fewer", size)
+        raise TooFewBits(f"{n:,} asked for, but only {size:,} can be struck; ask for fewer faults", size)
     if 2 * n > size:
         return _complement(_sorted_prefix(stream, size, size - n), size)
     return _ordered_prefix(stream, size, n) if keep_order else _sorted_prefix(stream, size, n)
@@ -101,7 +101,7 @@ def first_accepted(
     """The first n units of the stream that pass a guard and don't share a key, uint64[n] in stream order.
 
     key: the element of each unit, where an element takes one fault only; it must not fall as units rise.
-    accept: which units pass; a pure function of each unit, asked for some in stream order, with repeats.
+    accept: which units pass; a pure function of each unit, asked for some in stream order.
     enumerate_passing: all units that pass, ascending, in blocks of any size; by default `accept` is asked
     for every unit.
 
@@ -110,14 +110,16 @@ def first_accepted(
     TooFewBits, with the number of units that pass, when there are not enough.
     """
     key = key or _itself
-    taken = Taken(_span(key, size), n)
+    span = int(key(np.array([size - 1], dtype=np.uint64))[0]) + 1 if size else 0
+    possible = n <= min(size, span)
+    taken = Taken(span, n if possible else 1)
     drawn = np.empty(0, dtype=np.uint64)
-    if n <= size:  # else say at once how many there are
+    if possible:
         drawn = _by_rejection(stream, size, n, key, _remembering(accept, size, n) if accept else None, taken)
     if len(drawn) == n:
         return drawn
-    wanted = n - len(drawn) if n <= size else 1  # which is enough to count what passes
-    lottery = Lottery(stream.child("passing"), key, taken, wanted)
+    # If it can't be, all that is left to do is to count what passes: the lottery needs to keep no more than one.
+    lottery = Lottery(stream.child("passing"), key, taken, n - len(drawn) if possible else 1)
     for units in enumerate_passing() if enumerate_passing else _all_passing(size, accept):
         lottery.enter(units)
     rest = lottery.winners()
@@ -126,9 +128,7 @@ def first_accepted(
     return np.concatenate([drawn, rest])
 
 
-def _by_rejection(
-    stream: Stream, size: int, n: int, key: Key, accept: Accept | None, taken: Taken
-) -> U64:
+def _by_rejection(stream: Stream, size: int, n: int, key: Key, accept: Accept | None, taken: Taken) -> U64:
     """What the stream gives up to the n-th accepted or the last allowed rejected unit; fills `taken`."""
     parts = [np.empty(0, dtype=np.uint64)]
     wanted, spare = n, 64 * n + 4096
@@ -181,6 +181,7 @@ def _remembering(accept: Accept, size: int, n: int) -> Accept:
     def remembered(units: U64) -> NDArray[np.bool_]:
         new = units[known[units] == 0]
         if len(new):
+            new = new[first_occurrences(new)]
             known[new] = 1 + accept(new).astype(np.uint8)
         passes: NDArray[np.bool_] = known[units] == 2
         return passes
@@ -194,18 +195,14 @@ def _all_passing(size: int, accept: Accept | None) -> Iterator[U64]:
         yield units[accept(units)] if accept else units
 
 
-def _span(key: Key, size: int) -> int:
-    return int(key(np.array([size - 1], dtype=np.uint64))[0]) + 1 if size else 0
-
-
 def _itself(units: U64) -> U64:
     return units
 
 
 def _shortage(n: int, units: int, keys: int) -> str:
-    asked = f"{n:,} faults were asked for, but only {units:,} places pass"
+    asked = f"{n:,} asked for, but only {units:,} places pass"
     where = "" if keys == units else f", in {keys:,} elements that take one fault each"
-    return f"{asked}{where}; ask for fewer, or loosen the guards"
+    return f"{asked}{where}; ask for fewer faults, or loosen the guards"
 
 
 def allocate(
@@ -224,7 +221,7 @@ def allocate(
     reachable = sum(capacity for capacity, share in zip(capacities, shares, strict=True) if share)
     if n > reachable:
         raise TooFewBits(
-            f"{n:,} faults were asked for, but the groups with a weight have room for {reachable:,}; ask for fewer",
+            f"{n:,} asked for, but the groups with a weight have room for {reachable:,}; ask for fewer faults",
             reachable,
         )
     weight = np.array(shares, dtype=np.uint64)
@@ -246,23 +243,44 @@ def _deal(stream: Stream, weight: U64, room: U64, n: int) -> U64:
     left = total
     while n > 0 and 2 * left > total:
         start = stream.position
-        picks = np.searchsorted(edges, stream.below(total, min(n, _BATCH)), side="right")
-        turn = counts[picks] + _occurrence(picks)  # how many times its group was picked before
-        lost = np.cumsum(np.where(turn + np.uint64(1) == room[picks], weight[picks], np.uint64(0)))
-        enough = np.flatnonzero(lost >= np.uint64(left - total // 2))
-        used = int(enough[0]) + 1 if len(enough) else len(picks)
-        if used < len(picks):  # give back the words that were read ahead
-            stream.seek(start)
-            stream.below(total, used)
-        placed = picks[:used][turn[:used] < room[picks[:used]]]
-        counts += np.bincount(placed, minlength=len(counts)).astype(np.uint64)
-        n -= len(placed)
-        left -= int(lost[used - 1])
+        numbers = stream.below(total, min(n, _BATCH))
+        picked = _tally(numbers, edges)
+        full = counts == room
+        if np.all(full | (counts + picked < room)):
+            placed = np.where(full, np.uint64(0), picked)
+        else:
+            placed, lost, used = _fill(numbers, edges, weight, room - counts, left - total // 2)
+            left -= lost
+            if used < len(numbers):  # give back the words that were read ahead
+                stream.seek(start)
+                stream.below(total, used)
+        counts += placed
+        n -= int(placed.sum())
     return counts
 
 
+def _tally(numbers: U64, edges: U64) -> U64:
+    """How many of the numbers fall to each group, which owns those below its edge and not below the one before."""
+    below = np.searchsorted(np.sort(numbers), edges).astype(np.uint64)
+    below[1:] -= below[:-1].copy()
+    return below
+
+
+def _fill(numbers: U64, edges: U64, weight: U64, room: U64, enough: int) -> tuple[U64, int, int]:
+    """Place numbers one after the other where there is room, until groups of `enough` weight have become full.
+
+    Returns the faults placed in each group, the weight that has become full, and the numbers used.
+    """
+    picks = np.searchsorted(edges, numbers, side="right")
+    turn = _occurrence(picks)
+    lost = np.cumsum(np.where(turn + np.uint64(1) == room[picks], weight[picks], np.uint64(0)))
+    used = min(int(np.searchsorted(lost, np.uint64(enough))) + 1, len(numbers))
+    placed = picks[:used][turn[:used] < room[picks[:used]]]
+    return np.bincount(placed, minlength=len(room)).astype(np.uint64), int(lost[used - 1]), used
+
+
 def _occurrence(picks: NDArray[np.intp]) -> U64:
-    """How many equal ones stand before each pick, uint64[len(picks)]."""
+    """How many times each pick was picked before, uint64[len(picks)]."""
     order = np.argsort(picks, kind="stable")
     ascending = picks[order]
     starts = np.flatnonzero(np.concatenate([[True], ascending[1:] != ascending[:-1]]))

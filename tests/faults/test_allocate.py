@@ -62,17 +62,28 @@ def test_groups_are_picked_by_their_weights():
     assert chisquare(counts, [3000, 24000, 69000]).pvalue > 1e-3
 
 
+def _chances(room, n):
+    """The chance of every table of counts when each fault picks evenly among the groups with room."""
+    if n == 0:
+        return {(0,) * len(room): Fraction(1)}
+    chances = Counter()
+    free = [group for group, left in enumerate(room) if left]
+    for group in free:
+        left = [units - (index == group) for index, units in enumerate(room)]
+        for counts, chance in _chances(left, n - 1).items():
+            chances[tuple(count + (index == group) for index, count in enumerate(counts))] += chance / len(free)
+    return chances
+
+
 def test_a_full_group_leaves_the_others_their_chances():
-    """One unit in group 0, two in groups 1 and 2: all orders of three faults by exact chances."""
-    cells = Counter(tuple(allocate(Stream(seed, "full"), [1, 2, 2], 3).tolist()) for seed in range(9000))
-    chances = {(1, 1, 1): Fraction(4, 9), (1, 2, 0): Fraction(7, 36), (1, 0, 2): Fraction(7, 36)}
-    chances |= {(0, 2, 1): Fraction(1, 12), (0, 1, 2): Fraction(1, 12)}
-    assert sum(chances.values()) == 1
     from scipy.stats import chisquare
 
-    observed = [cells[counts] for counts in chances]
-    assert sum(observed) == 9000
-    assert chisquare(observed, [float(chance * 9000) for chance in chances.values()]).pvalue > 1e-3
+    seeds = 9000
+    chances = _chances([1, 2, 3], 4)
+    cells = Counter(tuple(allocate(Stream(seed, "full"), [1, 2, 3], 4).tolist()) for seed in range(seeds))
+    assert set(cells) == set(chances)
+    expected = [float(chance * seeds) for chance in chances.values()]
+    assert chisquare([cells[counts] for counts in chances], expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("weights", [[2, 4, 6], [Fraction(1, 10), Fraction(2, 10), Fraction(3, 10)]])
@@ -99,7 +110,7 @@ def test_weights_far_apart_still_fill_every_group():
 
 @pytest.mark.parametrize(("weights", "room"), [(None, 10), ([1, 0, 1], 7), ([0, 0, 0], 0)])
 def test_more_faults_than_room_are_refused_with_both_numbers(weights, room):
-    with pytest.raises(TooFewBits, match=f"11 faults .* room for {room}") as caught:
+    with pytest.raises(TooFewBits, match=f"^11 asked for, .* room for {room}") as caught:
         allocate(Stream(1, "x"), [3, 3, 4], 11, weights)
     assert caught.value.available == room
 

@@ -79,11 +79,10 @@ class TestAgainstTheReference:
         assert stream.position == read
 
     @pytest.mark.parametrize("seed", range(3))
-    @pytest.mark.parametrize("width", [1, 4000])
-    def test_what_rejection_does_not_find_is_drawn_from_the_enumeration(self, seed, width):
-        # In a range of 20,000 the 12 that pass are not all found within 64 * 9 + 4096 rejections.
+    @pytest.mark.parametrize(("width", "n"), [(1, 9), (4000, 5)])
+    def test_what_rejection_does_not_find_is_drawn_from_the_enumeration(self, seed, width, n):
+        # In a range of 20,000 these are not all found within 64 n + 4096 rejections.
         wanted = {1, 2, 3, 4000, 4001, 9000, 9001, 13000, 17000, 19997, 19998, 19999}
-        n = 9 if width == 1 else 4
         units, read, enumerated = _expected(seed, 20_000, n, lambda unit: unit // width, wanted.__contains__)
         stream = Stream(seed, "positions")
         drawn = first_accepted(
@@ -95,7 +94,7 @@ class TestAgainstTheReference:
         )
         assert drawn.tolist() == units
         assert stream.position == read
-        assert enumerated or n == 4
+        assert enumerated
 
 
 @pytest.mark.parametrize("cuts", [[0, 12], [1] * 12, [5, 0, 7], [3, 9]])
@@ -103,10 +102,12 @@ def test_the_blocks_of_an_enumeration_do_not_matter(cuts):
     passing = np.array([1, 2, 3, 4000, 4001, 9000, 9001, 13000, 17000, 19997, 19998, 19999], dtype=np.uint64)
     blocks = np.split(passing, np.cumsum(cuts)[:-1])
 
+    def accept(units):
+        return np.isin(units, passing)
+
     def draw(enumeration):
-        return first_accepted(
-            Stream(5, "positions"), 20_000, 9, accept=lambda units: np.isin(units, passing), enumerate_passing=enumeration
-        ).tolist()
+        stream = Stream(5, "positions")
+        return first_accepted(stream, 20_000, 9, accept=accept, enumerate_passing=enumeration).tolist()
 
     assert draw(lambda: iter(blocks)) == draw(None)
 
@@ -130,7 +131,7 @@ def test_every_order_is_as_likely_across_rejection_and_enumeration():
                 enumerate_passing=lambda: [passing],
             ).tolist()
         )
-        for seed in range(6000)
+        for seed in range(3000)
     )
     assert chi_square([cells[order] for order in permutations(passing.tolist(), 3)]) > 1e-3
 
@@ -157,10 +158,10 @@ _LOTTERY_CHANCES = {
 
 
 class _CoarseStream(Stream):
-    """A stream of words with one bit each, so that most tickets are equal."""
+    """A stream of words of two bits, so that many are equal; its children too."""
 
     def words(self, n):
-        return super().words(n) & np.uint64(1)
+        return super().words(n) & np.uint64(3)
 
     def child(self, purpose):
         return _CoarseStream(self.seed, f"{self.purpose}\0{purpose}")
@@ -184,10 +185,11 @@ def test_a_lottery_draws_one_after_the_other_from_what_is_free(kind):
     assert chisquare(observed, [chance * seeds for chance in _LOTTERY_CHANCES.values()]).pvalue > 1e-3
 
 
-def test_tickets_that_stay_equal_are_drawn_again_until_they_differ():
-    draw = Lottery(_CoarseStream(1, "equal"), lambda units: units, Taken(4, 0), 3)
-    draw.enter(np.arange(3, dtype=np.uint64))
-    assert sorted(draw.winners().tolist()) == [0, 1, 2]
+@pytest.mark.parametrize("seed", range(20))
+def test_tickets_that_stay_equal_are_drawn_again_until_they_differ(seed):
+    draw = Lottery(_CoarseStream(seed, "equal"), lambda units: units, Taken(4, 0), 4)
+    draw.enter(np.arange(4, dtype=np.uint64))
+    assert sorted(draw.winners().tolist()) == [0, 1, 2, 3]
 
 
 def test_the_first_batch_for_a_few_faults_is_small():
@@ -210,9 +212,7 @@ def test_a_guard_is_asked_once_about_each_unit_of_a_small_population():
 
     drawn = first_accepted(Stream(1, "x"), 2000, 1000, accept=accept)
     assert sorted(drawn.tolist()) == list(range(0, 2000, 2))
-    # Twice at most: within one batch a unit may come again.
-    assert max(asked.values()) <= 8
-    assert sum(asked.values()) < 4000
+    assert max(asked.values()) == 1
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -235,12 +235,12 @@ def test_uneven_elements_do_not_slow_the_end():
 
 class TestTooFew:
     def test_a_guard_that_nothing_passes_says_so(self):
-        with pytest.raises(TooFewBits, match=r"1 faults were asked for, but only 0 places pass; ask") as caught:
+        with pytest.raises(TooFewBits, match=r"^1 asked for, but only 0 places pass; ask") as caught:
             first_accepted(Stream(1, "x"), 10**6, 1, accept=lambda units: np.zeros(len(units), dtype=np.bool_))
         assert caught.value.available == 0
 
     def test_the_number_that_pass_is_named(self):
-        with pytest.raises(TooFewBits, match="13 faults were asked for, but only 12 places pass; ask") as caught:
+        with pytest.raises(TooFewBits, match=r"^13 asked for, but only 12 places pass; ask") as caught:
             first_accepted(Stream(1, "x"), 10**5, 13, accept=lambda units: units < np.uint64(12))
         assert caught.value.available == 12
 
@@ -248,7 +248,7 @@ class TestTooFew:
     @pytest.mark.parametrize("batch", [1 << 18, 7])
     def test_so_is_the_number_of_elements_when_each_takes_one_fault(self, n, batch, monkeypatch):
         monkeypatch.setattr(sampling, "_BATCH", batch)
-        with pytest.raises(TooFewBits, match=f"{n:,} faults .* only 12 places pass, in 3 elements that") as caught:
+        with pytest.raises(TooFewBits, match=f"^{n:,} asked for, .* 12 places pass, in 3 elements that") as caught:
             first_accepted(
                 Stream(1, "x"),
                 500,
