@@ -15,7 +15,8 @@ from flipper.bits.layout import Bits
 from flipper.checkpoints import keras_names
 from flipper.checkpoints.checkpoint import BLOCK_ELEMENTS, Checkpoint, Edit
 from flipper.checkpoints.elements import Int
-from flipper.checkpoints.hdf5_boxed import Boxes, BoxReader, read_boxed
+from flipper.checkpoints.hdf5_boxed import Boxes, BoxReader, read_boxed, stream
+from flipper.checkpoints.hdf5_chunks import Chunks
 from flipper.checkpoints.hdf5_index import Indexer
 from flipper.checkpoints.hdf5_rewrite import Rewritten, rewrite_boxed
 from flipper.checkpoints.hdf5_superblock import Superblock, find_signature, read_superblock
@@ -54,14 +55,11 @@ class Hdf5File(Checkpoint):
     def blocks(self, tensor: Tensor, count: int = BLOCK_ELEMENTS) -> Iterator[Bits]:
         """All elements in row-major order, up to `count` at a time (`count` is a multiple of 8)."""
         place = tensor.place
-        if not isinstance(place, Boxes) or not tensor.elements:
+        if not isinstance(place, Boxes | Chunks) or not tensor.elements:
             yield from super().blocks(tensor, count)
             return
         with opened(self.path) as file:
-            reader = BoxReader(_dataset(file, place))
-            for first in range(0, tensor.elements, count):
-                flat = np.arange(first, min(first + count, tensor.elements), dtype=np.int64)
-                yield read_boxed(reader, tensor, flat, place.order)
+            yield from stream(BoxReader(_dataset(file, place)), tensor, place.order, count)
 
     def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
         """XOR elements of filtered, compact and sparse datasets in `target`, a copy of the file.
@@ -98,14 +96,14 @@ class Hdf5File(Checkpoint):
             return read_boxed(BoxReader(_dataset(file, place)), tensor, flat, place.order)
 
 
-def _dataset(file: Any, place: Boxes) -> Any:
+def _dataset(file: Any, place: Boxes | Chunks) -> Any:
     from h5py import h5d
 
     return h5d.open(file.id, place.path)
 
 
 def _bad_chunks(name: str, reader: BoxReader) -> Iterator[str]:
-    for number in range(reader.grid.total):
+    for number in reader.written():
         try:
             reader.region(number)
         except CheckpointError as error:

@@ -13,13 +13,15 @@ import numpy as np
 from flipper.bits import BitLayout
 from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Bytes, Int
-from flipper.checkpoints.hdf5_chunks import Grid
+from flipper.checkpoints.hdf5_chunks import Grid, stored_chunks
 from flipper.checkpoints.hdf5_pipeline import FLETCHER32
 from flipper.checkpoints.tensor import Boxed, Tensor
 from flipper.errors import CheckpointError
 
 CACHE = 64 << 20
-"""Bytes of decoded chunks that a reader keeps, so that streaming row by row decodes a chunk once."""
+"""Bytes of decoded chunks that a reader keeps, and of a band of chunks that is streamed."""
+BAND = 4 << 20
+"""Bytes of a band at least, so that small chunks are read many at a time."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,41 @@ class BoxReader:
         data = self._decoded[number] = self.padded(number, self.region(number))
         return data
 
+    def written(self) -> list[int]:
+        """The numbers of the chunks that are in the file, ascending; the rest holds the fill value."""
+        from h5py import h5d
+
+        if self.dataset.get_create_plist().get_layout() != h5d.CHUNKED:
+            return [0]
+        origins = [info.chunk_offset for info in stored_chunks(self.dataset)]
+        table = np.array(origins, np.int64).reshape(len(origins), len(self.grid.dims))
+        return sorted(number for number in self.grid.numbers(table).tolist() if 0 <= number < self.grid.total)
+
     def region(self, number: int) -> Bytes:
         """The bytes of the part of a chunk that lies inside the array; raises CheckpointError if it is damaged."""
-        memory, stored, shape = self._spaces(number)
+        origin = self.grid.origin(number)
+        return self._read(origin, self.grid.extent(origin))
+
+    def _read(self, origin: tuple[int, ...], shape: tuple[int, ...]) -> Bytes:
+        memory, stored = self._spaces(origin, shape)
         data = np.zeros(math.prod(shape) * self.datatype.get_size(), np.uint8)
         try:
             self.dataset.read(memory, stored, data, self.datatype)
         except (OSError, RuntimeError) as error:
             line = " ".join(str(error).split())[:200]
             reason = "checksum" if self.checked else "header"
-            raise CheckpointError(reason, f"the chunk at {self.grid.origin(number)} can't be read: {line}") from error
+            raise CheckpointError(reason, f"the chunk at {origin} can't be read: {line}") from error
         return data
+
+    def rows(self, first: int, last: int) -> Bytes:
+        """The bytes of some rows along the first axis; raises CheckpointError if a chunk is damaged."""
+        shape = (last - first, *self.grid.dims[1:])
+        return self._read((first, *(0 for _ in shape[1:])), shape)
 
     def write_region(self, number: int, data: Bytes) -> None:
         """Let HDF5 write the part of a chunk that lies inside the array."""
-        memory, stored, _ = self._spaces(number)
+        origin = self.grid.origin(number)
+        memory, stored = self._spaces(origin, self.grid.extent(origin))
         self.dataset.write(memory, stored, data, self.datatype)
 
     def padded(self, number: int, region: Bytes) -> Bytes:
@@ -97,17 +119,15 @@ class BoxReader:
         cells = whole.reshape(*self.grid.chunk, self.datatype.get_size())
         return cells[tuple(slice(count) for count in extent)]
 
-    def _spaces(self, number: int) -> tuple[Any, Any, tuple[int, ...]]:
-        """Memory space, file space and shape of the part of a chunk that lies inside the array."""
+    def _spaces(self, origin: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Memory space and file space of a part of the array."""
         from h5py import h5s
 
-        origin = self.grid.origin(number)
-        shape = self.grid.extent(origin)
         stored = self.dataset.get_space()
         if not shape:
-            return stored, stored, shape
+            return stored, stored
         stored.select_hyperslab(origin, shape)
-        return h5s.create_simple((math.prod(shape),)), stored, shape
+        return h5s.create_simple((math.prod(shape),)), stored
 
 
 def by_chunk(number: Int) -> Iterator[tuple[int, Int]]:
@@ -127,6 +147,27 @@ def read_boxed(reader: BoxReader, tensor: Tensor, flat: Int, order: str) -> Bits
     for chunk, positions in by_chunk(number):
         bits[positions] = numbers_in(reader.chunk(chunk), tensor.layout, order)[within[positions]]
     return bits
+
+
+def stream(reader: BoxReader, tensor: Tensor, order: str, count: int) -> Iterator[Bits]:
+    """All elements in row-major order, `count` at a time; each chunk is decoded once unless a row of them is huge."""
+    height = reader.grid.chunk[0] if reader.grid.chunk else 0
+    band = height * math.prod(reader.grid.dims[1:]) * reader.datatype.get_size()
+    if not height or band > CACHE:
+        for first in range(0, tensor.elements, count):
+            yield read_boxed(reader, tensor, np.arange(first, min(first + count, tensor.elements)), order)
+        return
+    height *= max(1, BAND // max(band, 1))
+    left = np.zeros(0, np.uint64)
+    for first in range(0, reader.grid.dims[0], height):
+        data = reader.rows(first, min(first + height, reader.grid.dims[0]))
+        left = np.concatenate((left, numbers_in(data, tensor.layout, order).astype(np.uint64)))
+        whole = len(left) // count * count
+        for start in range(0, whole, count):
+            yield left[start : start + count]
+        left = left[whole:]
+    if len(left):
+        yield left
 
 
 def split(reader: BoxReader, layout: BitLayout, flat: Int) -> tuple[Int, Int]:

@@ -81,11 +81,13 @@ def grid_of(dims: tuple[int, ...], chunk: tuple[int, ...]) -> Grid:
 class Chunks:
     """The place of a dataset whose chunks are all there and unfiltered: patched in place.
 
-    chunk: shape of a chunk. load: gives the byte of the file at which each chunk begins, by number; called once.
+    path: the dataset in the HDF5 file. chunk: shape of a chunk.
+    load: gives the byte of the file at which each chunk begins, by number; called once.
     base: added to all of them, for an HDF5 file that lies inside another.
     """
 
     file: str
+    path: bytes
     chunk: tuple[int, ...]
     load: Callable[[], Int]
     order: str = "little"
@@ -108,14 +110,23 @@ class Chunks:
             yield Located(self.file, part, self.starts[number] + within * layout.itemsize, self.order)
 
 
+def stored_chunks(dataset: Any) -> list[Any]:
+    """h5py's StoreInfo of every chunk of a dataset that is in the file; one that was never written is not."""
+    found: list[Any] = []
+    if hasattr(dataset, "chunk_iter"):
+        dataset.chunk_iter(found.append)
+    else:  # HDF5 before 1.12.3: slow for very many chunks, as each look-up counts through them
+        found.extend(dataset.get_chunk_info(index) for index in range(dataset.get_num_chunks()))
+    return found
+
+
 def chunk_starts(dataset: Any, source: Source, userblock: int) -> Int:
     """Where each chunk of an unfiltered dataset (h5py DatasetID) begins in the file, by chunk number.
 
     Raises CheckpointError: truncated when a chunk reaches past the end, unsupported-storage when addresses don't hold.
     """
     grid = Grid(dataset.shape, dataset.get_create_plist().get_chunk())
-    rows: list[tuple[int, ...]] = []
-    dataset.chunk_iter(lambda info: rows.append((*info.chunk_offset, info.byte_offset, info.size)))
+    rows = [(*info.chunk_offset, info.byte_offset, info.size) for info in stored_chunks(dataset)]
     table = np.array(rows, np.int64).reshape(len(rows), len(grid.dims) + 2)
     starts = np.full(grid.total, -1, np.int64)
     numbers = grid.numbers(table[:, :-2])

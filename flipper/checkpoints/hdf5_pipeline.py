@@ -84,38 +84,44 @@ class Pipeline:
 
         A lossy filter would change other elements with the struck one: then no filter is applied.
         """
-        raw = Stored(self.skip_all, data.tobytes())
-        if old.skipped == self.skip_all:
-            return raw
-        made = self.encode(data)
-        if made is None or not self._exact(made, data):
-            return raw
-        for squeezed in self._squeezed(made, len(old.data)):
-            if squeezed.skipped == old.skipped and self._exact(squeezed, data):
-                return squeezed
-        return made
+        made = None if old.skipped == self.skip_all else self.encode(data)
+        if made is not None:
+            squeezed = self._squeezed(made, len(old.data)) if made.skipped == old.skipped else None
+            for choice in (squeezed, made):
+                if choice is not None and self._exact(choice, data):
+                    return choice
+        return Stored(self.skip_all, data.tobytes())
 
     def _exact(self, stored: Stored, data: Bytes) -> bool:
         decoded = self.decode(stored, len(data))
         return decoded is not None and np.array_equal(decoded, data)
 
-    def _squeezed(self, made: Stored, room: int) -> Iterator[Stored]:
+    def _squeezed(self, made: Stored, room: int) -> Stored | None:
         """`made` in exactly `room` bytes: as it is, or deflated otherwise and padded, which inflate doesn't mind."""
         if len(made.data) == room:
-            yield made
+            return made
         checked = self.filters[-1:] == (FLETCHER32,)
         last = len(self.filters) - 1 - checked
         if last < 0 or self.filters[last] != DEFLATE or made.skipped & 1 << last:
-            return
+            return None
         tail = 4 * checked
-        plain = zlib.decompress(made.data[: len(made.data) - tail])
-        for level, memory in ((4, 8), (6, 8), (9, 8), (9, 9)):
-            packer = zlib.compressobj(level, memLevel=memory)
-            packed = packer.compress(plain) + packer.flush()
-            if len(packed) + tail <= room:
-                padded = packed.ljust(room - tail, b"\0")
-                yield Stored(made.skipped, _fletchered(padded) if checked else padded)
-                return
+        packed: bytes | None = made.data[: len(made.data) - tail]
+        if packed is not None and len(packed) + tail > room:
+            packed = _deflated(zlib.decompress(packed), room - tail)
+        if packed is None:
+            return None
+        padded = packed.ljust(room - tail, b"\0")
+        return Stored(made.skipped, _fletchered(padded) if checked else padded)
+
+
+def _deflated(plain: bytes, room: int) -> bytes | None:
+    """`plain` deflated in at most `room` bytes; None if zlib can't."""
+    for level, memory in ((4, 8), (6, 8), (9, 8), (9, 9)):
+        packer = zlib.compressobj(level, memLevel=memory)
+        packed = packer.compress(plain) + packer.flush()
+        if len(packed) <= room:
+            return packed
+    return None
 
 
 @contextmanager
@@ -124,17 +130,26 @@ def pipeline(dataset: Any) -> Iterator[Pipeline | None]:
     from h5py import h5d, h5s
 
     plist = dataset.get_create_plist()
-    filters = tuple(plist.get_filter(index)[0] for index in range(plist.get_nfilters()))
-    if plist.get_layout() != h5d.CHUNKED or ONLY_ONCE.intersection(filters):
+    filters = _filters(plist)
+    if plist.get_layout() != h5d.CHUNKED or ONLY_ONCE.intersection(code for code, *_ in filters):
         yield None
         return
     with _memory_file() as file:
         try:
-            h5d.create(file.id, CHUNK, dataset.get_type().copy(), h5s.create_simple(plist.get_chunk()), plist)
+            space = h5s.create_simple(plist.get_chunk())
+            made = h5d.create(file.id, CHUNK, dataset.get_type().copy(), space, plist)
         except (OSError, RuntimeError, ValueError):
+            made = None
+        if made is None or _filters(made.get_create_plist()) != filters:  # some set up options anew, and differently
             yield None
-            return
-        yield Pipeline(file, filters)
+        else:
+            del made
+            yield Pipeline(file, tuple(code for code, *_ in filters))
+
+
+def _filters(plist: Any) -> list[tuple[Any, ...]]:
+    """Number, flags, options and name of each filter, in the order in which they encode."""
+    return [plist.get_filter(index) for index in range(plist.get_nfilters())]
 
 
 @contextmanager

@@ -20,6 +20,8 @@ MAX_CHUNK = 1 << 30
 """Bytes of a decoded chunk; HDF5 itself long allowed less than 4 GiB, checkpoints have some MiB."""
 MAX_UNFOLDING = 2000
 """Bytes of a dataset for each byte of the file, and at least 1 GiB; deflate's best is 1032."""
+MAX_MISSING = 1 << 20
+"""Chunks that were never written; they need no byte in the file, so that a few bytes can claim any number."""
 
 Opener = Callable[[], AbstractContextManager[Any]]
 
@@ -79,13 +81,15 @@ class Places:
         missing = grid.total - dataset.get_num_chunks()
         if missing > 0:
             what = f"{missing} of {grid.total} chunks were never written and hold the fill value"
+            if missing > MAX_MISSING:
+                return Unsupported("", what)
             self.notes.append(f"{name}: {what}; a fault in one adds it to the file")
         absent = _absent_filters(plist)
         if absent:
             return Unsupported("", f"its filter {absent} is not installed; `pip install hdf5plugin` has most")
         if missing > 0 or plist.get_nfilters():
             return Boxes("", "filtered" if plist.get_nfilters() else "sparse", path, kind.order)
-        return Chunks("", grid.chunk, lambda: self._chunk_starts(path), kind.order)
+        return Chunks("", path, grid.chunk, lambda: self._chunk_starts(path), kind.order)
 
     def _chunk_starts(self, path: bytes) -> Int:
         from h5py import h5d

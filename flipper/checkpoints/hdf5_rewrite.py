@@ -38,10 +38,11 @@ def rewrite_boxed(dataset: Any, tensor: Tensor, order: str, edit: tuple[Int, Bit
     number, within = split(reader, tensor.layout, flat)
     with pipeline(dataset) as scratch:
         for chunk, positions in by_chunk(number):
-            wanted = reader.padded(chunk, reader.region(chunk)).copy()
-            values = numbers_in(wanted, tensor.layout, order)
+            old = reader.region(chunk)
+            new = reader.padded(chunk, old.copy())
+            values = numbers_in(new, tensor.layout, order)
             values[within[positions]] ^= xor[positions].astype(values.dtype)
-            _Box(reader, scratch, chunk, file).store(reader.clipped(chunk, wanted))
+            _Box(reader, scratch, chunk, file).store(old, reader.clipped(chunk, new))
 
 
 class _Box:
@@ -54,11 +55,11 @@ class _Box:
         self.file = file
         self.origin = reader.grid.origin(chunk)
 
-    def store(self, region: Bytes) -> None:
-        """Give the part of the chunk that lies inside the array new content."""
+    def store(self, before: Bytes, region: Bytes) -> None:
+        """Give the part of the chunk that lies inside the array, which held `before`, new content."""
         if self.scratch is not None and (found := self._stored()) is not None:
             start, old = found
-            whole = self._whole(self.scratch, old, region)
+            whole = self._whole(self.scratch, old, before, region)
             if whole is not None:
                 self._put(self.scratch.encoding(whole, old), old, start)
                 return
@@ -82,13 +83,15 @@ class _Box:
                 return start, Stored(skipped, bytes(data))
         return None, Stored(skipped, bytes(data))
 
-    def _whole(self, scratch: Pipeline, old: Stored, region: Bytes) -> Bytes | None:
+    def _whole(self, scratch: Pipeline, old: Stored, before: Bytes, region: Bytes) -> Bytes | None:
         """The new chunk with what stood past the array kept; None if the old one is not what the filters say.
 
         HDF5 may store edge chunks without filters (H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) and doesn't tell.
         """
+        if len(region) == self.reader.size:
+            return region
         whole = scratch.decode(old, self.reader.size)
-        if whole is None or not np.array_equal(self.reader.clipped(self.chunk, whole), self.reader.region(self.chunk)):
+        if whole is None or not np.array_equal(self.reader.clipped(self.chunk, whole), before):
             return None
         return self.reader.replaced(self.chunk, whole, region)
 

@@ -27,6 +27,8 @@ def with_layer_names(tensors: Iterable[Tensor], names: Names) -> tuple[Tensor, .
     They stay behind the names that are in the file, whatever the code points, and one that is taken is left out.
     """
     known = tuple(tensors)
+    if not names:
+        return known
     taken = {name for tensor in known for name in tensor.names}
     renamed = []
     for tensor in known:

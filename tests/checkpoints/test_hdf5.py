@@ -316,6 +316,24 @@ def test_chunk_addresses_that_leave_the_userblock_out_are_noticed(tmp_path: Path
             hdf5_chunks.chunk_starts(Old(file["x"].id, 100), source, 512)
 
 
+def test_chunks_are_found_without_chunk_iter(tmp_path: Path) -> None:
+    """h5py has it only with HDF5 1.12.3 and later."""
+    data = np.random.default_rng(1).normal(size=(8, 8))
+    path = write(tmp_path, lambda f: f.create_dataset("x", data=data, chunks=(3, 3)))
+
+    class Old:
+        """What an old h5py offers."""
+
+        def __init__(self, dataset: Any) -> None:
+            self.get_chunk_info = dataset.get_chunk_info
+            self.get_num_chunks = dataset.get_num_chunks
+
+    with h5py.File(path) as file:
+        new = hdf5_chunks.stored_chunks(file["x"].id)
+        assert sorted(hdf5_chunks.stored_chunks(Old(file["x"].id))) == sorted(new)
+        assert len(new) == 9
+
+
 def test_names_that_are_no_utf8_stay_readable(tmp_path: Path) -> None:
     def fill(file: Any) -> None:
         space = h5py.h5s.create_simple((2,))
@@ -353,11 +371,13 @@ def test_a_claim_far_beyond_the_file_is_refused(tmp_path: Path) -> None:
 
     def fill(file: Any) -> None:
         file.create_dataset("many", (1 << 40,), "f4", chunks=(16,))[:16] = 1
+        file.create_dataset("tiny", (1 << 22,), "u1", chunks=(2,))[:16] = 1
         file.create_dataset("huge", (1 << 30,), "f4", chunks=(1 << 29,), compression="gzip", fillvalue=0)
 
     path = write(tmp_path, fill)
     with open_checkpoint(path) as checkpoint:
         assert "claims" in str(checkpoint.tensor("many").place.reason)
+        assert "2097144 of 2097152 chunks were never written" in str(checkpoint.tensor("tiny").place.reason)
         assert not checkpoint.tensor("huge").supported
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hdf5_tools import contents, strike, xored
 
+from flipper.checkpoints import hdf5_boxed
 from flipper.checkpoints.formats import open_checkpoint
 from flipper.checkpoints.hdf5_boxed import BoxReader
 
@@ -164,14 +165,24 @@ def test_many_strikes_open_the_file_once_and_grow_it_little(tmp_path: Path) -> N
 
 
 def test_streaming_decodes_every_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though each block of rows lies across several chunks."""
+    """It reads bands that end where chunks do, though each block of elements lies across several chunks."""
     path = write(tmp_path / "a.h5", H5PY["gzip"])
-    decoded: list[int] = []
-    region = BoxReader.region
-    monkeypatch.setattr(BoxReader, "region", lambda self, number: decoded.append(number) or region(self, number))
+    bands: list[tuple[int, int]] = []
+    rows = BoxReader.rows
+    monkeypatch.setattr(BoxReader, "rows", lambda self, *band: bands.append(band) or rows(self, *band))
+    monkeypatch.setattr(hdf5_boxed, "BAND", 1)
     with open_checkpoint(path) as checkpoint:
-        list(checkpoint.blocks(checkpoint.tensor("g/w"), 64))
-    assert sorted(decoded) == list(range(12))
+        blocks = list(checkpoint.blocks(checkpoint.tensor("g/w"), 64))
+    assert bands == [(0, 16), (16, 32), (32, 48), (48, 50)]
+    assert {len(block) for block in blocks[:-1]} == {64}
+
+
+def test_streaming_huge_rows_of_chunks_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.h5", H5PY["gzip"])
+    expected = np.frombuffer(contents(path)["g/w"], "<u4").astype(np.uint64)
+    monkeypatch.setattr(hdf5_boxed, "CACHE", 3000)
+    with open_checkpoint(path) as checkpoint:
+        np.testing.assert_array_equal(np.concatenate(list(checkpoint.blocks(checkpoint.tensor("g/w"), 64))), expected)
 
 
 def test_chunks_and_edges_of_chainer_files(tmp_path: Path) -> None:
