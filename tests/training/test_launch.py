@@ -91,7 +91,7 @@ def test_a_script_needs_no_guard_and_may_come_from_stdin() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
-def test_no_process_outlives_a_killed_launcher() -> None:
+def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     """Nobody tells the ranks: they notice by themselves."""
     code = (
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
@@ -99,7 +99,7 @@ def test_no_process_outlives_a_killed_launcher() -> None:
         "from flipper.training.launch import run_ranks\n"
         "run_ranks(rank_bodies.sleep_long, 2, lambda event: print(event['pid'], flush=True))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as launcher:
         assert launcher.stdout is not None
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
