@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+
+def text(value: Any, separators: tuple[str, str] | None = None) -> str:
+    """The value as JSON on one line, by the rules of `strict`."""
+    try:  # nearly every value is strict as it is, and then json's own encoder does it ten times as fast
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators, default=strict)
+    except (TypeError, ValueError):
+        return json.dumps(strict(value), ensure_ascii=False, allow_nan=False, separators=separators)
 
 
 def strict(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from flipper.strict_json import strict
+from flipper.strict_json import strict, text
 
 FORMATS = ("table", "json", "jsonl", "csv")
 SAMPLED = 200
@@ -62,14 +62,14 @@ def emit_rows(
         _table(rows, columns)
 
 
-def say(text: str, quiet: bool = False) -> None:
+def say(line: str, quiet: bool = False) -> None:
     """A line for the user, on stderr."""
     if not quiet:
-        click.echo(text, err=True)
+        click.echo(line, err=True)
 
 
 def _compact(row: Record) -> str:
-    return json.dumps(strict(row), separators=(",", ":"), ensure_ascii=False)
+    return text(row, separators=(",", ":"))
 
 
 def _json_document(rows: Iterable[Record], document: tuple[Record, str, Record] | None) -> None:
@@ -81,13 +81,13 @@ def _json_document(rows: Iterable[Record], document: tuple[Record, str, Record] 
     click.echo(lead, nl=False)
     separator = "\n  "
     for row in rows:
-        click.echo(separator + json.dumps(strict(row), ensure_ascii=False), nl=False)
+        click.echo(separator + text(row), nl=False)
         separator = ",\n  "
     click.echo("\n" + tail if separator[0] == "," else tail)
 
 
 def _member(name: str, value: Any) -> str:
-    return f"{json.dumps(name)}: {json.dumps(strict(value), ensure_ascii=False)}"
+    return f"{json.dumps(name)}: {text(value)}"
 
 
 def _csv_lines(rows: Iterable[Record], columns: Sequence[str]) -> Iterator[str]:

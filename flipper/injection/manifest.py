@@ -14,7 +14,7 @@ from typing import Any
 from flipper.checkpoints.output import atomic_output
 from flipper.errors import FlipperError
 from flipper.injection.table import FaultTable, table_from_npz, table_from_rows
-from flipper.strict_json import strict
+from flipper.strict_json import text
 
 SCHEMA = "flipper-manifest/1"
 INLINE = 10_000
@@ -123,11 +123,23 @@ def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bo
         document["faults"] = manifest.faults
     try:
         with atomic_output(path, force, sync=sync) as temporary:
-            temporary.write_text(json.dumps(strict(document), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            temporary.write_text(_text(document), "utf-8")
     except FlipperError:
         if len(manifest.table) > INLINE:
             table_file(path).unlink(missing_ok=True)
         raise
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """The document as JSON, one line for each member, and for each row of those that have rows."""
+    members = []
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n  ".join(map(text, value))
+            members.append(f"{text(name)}: [\n  {rows}\n ]")
+        else:
+            members.append(f"{text(name)}: {text(value)}")
+    return "{\n " + ",\n ".join(members) + "\n}\n"
 
 
 def table_file(path: Path) -> Path:
