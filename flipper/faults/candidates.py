@@ -112,12 +112,15 @@ class Candidates:
         while len(open_rows := np.flatnonzero(chosen < 0)):
             words = words_at(self.values.child(f"slot {attempt}"), self.units.element_ids(units[open_rows]))
             choices = slots[open_rows]
-            width = np.ceil(np.log2(np.maximum(choices, 1))).astype(np.uint64)
-            drawn = (words & ((np.uint64(1) << width) - np.uint64(1))).astype(np.int64)
+            drawn = (words & _SLOT_MASKS[choices]).astype(np.int64)
             inside = drawn < choices
             chosen[open_rows[inside]] = drawn[inside]
             attempt += 1
         return chosen
+
+
+_SLOT_MASKS = np.array([(1 << max(slots - 1, 0).bit_length()) - 1 for slots in range(65)], np.uint64)
+"""For each number of slots the mask of the bits that number them."""
 
 
 def _rows_by_owner(owner: Int) -> Iterator[tuple[int, slice | Int]]:

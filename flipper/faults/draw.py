@@ -21,6 +21,7 @@ from flipper.faults.plan import FaultPlan, Stratum, Target
 from flipper.faults.population import Population, Segment, Units, populate, with_masks
 from flipper.faults.selection import Selection
 from flipper.faults.stream import Stream
+from flipper.faults.taken import first_occurrences
 
 DRAW = "flipper-draw/1"
 FIT_HOURS, MBIT = 10**9, 10**6
@@ -156,21 +157,26 @@ class _Draw:
         units = Units(segments, per_element=self.by_element)
         values = Stream(self.seed, f"values/{name}")
         candidates = Candidates(self.checkpoint, units, self.effect, self.guards, values, self.by_element)
-        stream = Stream(self.seed, f"positions/{name}")
-        thinned = self.guards and self.model.amount in ("ber", "fit")
-        key = units.element_ids if self.single and not self.by_element and self.effect.unit != "element" else None
-        if self.guards and not thinned:
-            chosen = sampling.first_accepted(
-                stream, units.size, count, key=key, accept=candidates.accept, enumerate_passing=candidates.passing
-            )
-        elif key is not None:
-            chosen = sampling.first_accepted(stream, units.size, count, key=key)
-        else:
-            chosen = sampling.distinct(stream, units.size, count)
-        if thinned:
-            chosen = chosen[candidates.accept(chosen)]
+        chosen = self._chosen(candidates, Stream(self.seed, f"positions/{name}"), count)
         chosen = chosen if np.all(chosen[1:] >= chosen[:-1]) else np.sort(chosen)
         return _Stratum(name, units.segments, units.size, *candidates.faults(chosen))
+
+    def _chosen(self, candidates: Candidates, stream: Stream, count: int) -> Bits:
+        """The units that are struck; with a rate, guards thin the draw that would have been made without them."""
+        units = candidates.units
+        key = units.element_ids if self.single and not self.by_element and self.effect.unit != "element" else None
+        thinned = self.guards and self.model.amount in ("ber", "fit")
+        if self.guards and not thinned:
+            return sampling.first_accepted(
+                stream, units.size, count, key=key, accept=candidates.accept, enumerate_passing=candidates.passing
+            )
+        if key is not None and self.effect.unit == "window":  # windows of one element overlap
+            chosen = sampling.first_accepted(stream, units.size, count, key=key)
+        else:
+            chosen = sampling.distinct(stream, units.size, count, keep_order=key is not None)
+        if thinned:
+            chosen = chosen[candidates.accept(chosen)]
+        return chosen if key is None else chosen[first_occurrences(key(chosen))]
 
     def _groups(self) -> list[tuple[str, tuple[Segment, ...]]]:
         if self.model.spread == "uniform":

@@ -51,7 +51,9 @@ class Effect:
                 return Effect("mask", "element", mask=mask)
         if text.startswith("scale:"):
             try:
-                return Effect("scale", "element", factor=exact(text[6:]))
+                factor = exact(text[6:])
+                float(factor)  # a factor beyond the largest double is refused here
+                return Effect("scale", "element", factor=factor)
             except (ValueError, ZeroDivisionError, OverflowError):
                 pass
         raise UsageError(f"--effect: {text!r} is none of {KINDS}")
