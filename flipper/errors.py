@@ -31,6 +31,14 @@ REASONS: Final = {
 }
 
 
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def printable(text: str) -> str:
+    """The text on one line, control characters spelled out: names in a file must not steer a terminal."""
+    return text.translate(_CONTROLS)
+
+
 class FlipperError(Exception):
     """Base of all errors that flipper raises on purpose; the message is one or two lines for the user."""
 
@@ -55,7 +63,7 @@ class CheckpointError(FlipperError, ValueError):
     def __init__(self, reason: str, message: str) -> None:
         if reason not in REASONS:
             raise KeyError(reason)
-        super().__init__(f"{message} [{reason}]")
+        super().__init__(f"{printable(message)} [{reason}]")
         self.reason = reason
         self.message = message
 

@@ -11,7 +11,7 @@ from flipper.checkpoints.archives import STORED, Archive, Entry
 from flipper.checkpoints.crc import Words, crc_changes
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.inflate import inflated
-from flipper.errors import CheckpointError
+from flipper.errors import CheckpointError, printable
 
 BLOCK = 4 << 20
 """Bytes that are checked together."""
@@ -88,7 +88,7 @@ def _wrong_crcs(archive: Archive, entry: Entry) -> Iterator[str]:
     stored = {entry.crc} | {int.from_bytes(archive.source.read(slot, 4), "little") for slot in archive.crc_slots(entry)}
     if stored != {crc}:
         seen = ", ".join(f"{value:#010x}" for value in sorted(stored))
-        yield f"{archive.source.path}: {entry.name}: the stored CRC is {seen}, that of its bytes {crc:#010x}"
+        yield f"{archive.source.path}: {printable(entry.name)}: the stored CRC is {seen}, that of its bytes {crc:#010x}"
 
 
 def data_crc(archive: Archive, entry: Entry) -> int:

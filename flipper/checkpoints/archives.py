@@ -87,7 +87,7 @@ class Archive:
         slots = [entry.central + 16]
         start = self.data_start(entry)
         in_header = int.from_bytes(self.source.read(entry.header + 14, 4), "little")
-        if not entry.flags & 8 or in_header == entry.crc:
+        if not entry.flags & 8 or 0 != in_header == entry.crc:
             slots.append(entry.header + 14)
         if entry.flags & 8:
             behind = start + entry.packed

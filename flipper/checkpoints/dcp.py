@@ -72,12 +72,13 @@ class DcpDirectory(Checkpoint):
         for chunk in attributes["chunks"]:
             described = chunk.attributes() if isinstance(chunk, Object) else {}
             offsets, sizes = _size(path, described.get("offsets")), _size(path, described.get("sizes"))
+            if len(sizes) == len(shape) and not math.prod(sizes):
+                continue
             found = saved.get((name, offsets)) or saved.get((name, None))
             if found is None or not len(offsets) == len(sizes) == len(shape):
                 raise _broken(path, f"{name} has a chunk at {list(offsets)} that is stored nowhere")
             transformed = transformed or found.transformed
-            if math.prod(sizes):
-                pieces.append(Piece(offsets, sizes, found.item))
+            pieces.append(Piece(offsets, sizes, found.item))
         pieces = sorted(set(pieces), key=lambda piece: piece.offsets)
         if not tile(tuple(pieces), shape):
             raise _broken(path, f"the chunks of {name} don't cover its shape {list(shape)} exactly once")

@@ -7,7 +7,7 @@ from typing import Any
 
 from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTensor
 from flipper.checkpoints.tree import Leaf, Opaque, Tree
-from flipper.errors import CheckpointError
+from flipper.errors import CheckpointError, printable
 
 DEPTH_LIMIT = 200
 """Levels of nesting; a tree is walked by recursion."""
@@ -153,4 +153,4 @@ def globals_note(names: Iterator[Global]) -> tuple[str, ...]:
     if not found:
         return ()
     shown = ", ".join(name[:80] for name in found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
-    return (f"this file names {shown}; nothing in it was run",)
+    return (printable(f"this file names {shown}; nothing in it was run"),)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.pickle_operations import Ended
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
-from flipper.checkpoints.pickles import PICKLE_LIMIT, Ended, Machine
+from flipper.checkpoints.pickles import PICKLE_LIMIT, Machine
 from flipper.checkpoints.pytorch import SHARED_LIMIT
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.stubs import Global, Storage
