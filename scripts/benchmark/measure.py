@@ -44,7 +44,8 @@ def run(*command: str | Path, quiet: bool = True) -> Usage:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             errors.seek(0)
-            raise RuntimeError(f"{' '.join(map(str, command))[:200]}: exit {process.returncode}: {errors.read()[-800:]}")
+            words = " ".join(map(str, command))
+            raise RuntimeError(f"{words[:200]}: exit {process.returncode}: {errors.read()[-800:]}")
         output.seek(0)
         return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output.read())
 
@@ -89,10 +90,10 @@ class Row:
             goal = ""
         else:
             verdict, goal = "ok" if ratio <= self.target else "OVER", f"<= {self.target:g}"
-        return f"{self.work:52} {_shown(self.measured, self.unit):>9}  {compared:32} {ratio:8.3f} {goal:>7}  {verdict}"
+        return f"{self.work:58} {_shown(self.measured, self.unit):>9}  {compared:32} {ratio:8.3f} {goal:>7}  {verdict}"
 
 
-HEADER = f"{'work':52} {'measured':>9}  {'against':32} {'ratio':>8} {'target':>7}"
+HEADER = f"{'work':58} {'measured':>9}  {'against':32} {'ratio':>8} {'target':>7}"
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -103,7 +104,7 @@ def show(rows: Sequence[Row]) -> None:
 
 def skipped(what: str, reason: str) -> None:
     """Print a row that could not be measured, and why."""
-    print(f"{what:52} {'skipped':>9}  {reason}", flush=True)
+    print(f"{what:58} {'skipped':>9}  {reason}", flush=True)
 
 
 def _shown(value: float, unit: str) -> str:
