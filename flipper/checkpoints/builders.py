@@ -313,4 +313,7 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 """Names that stay Objects, but that no user needs to be told of."""
 
-_HARMLESS_MODULES = ("torch.nn.modules.", "torch.optim.", "__torch__", "datetime", "pathlib")
+_HARMLESS_MODULES = (
+    "torch.nn.modules.", "torch.optim.", "torch.distributed.tensor", "torch.distributed.device_mesh",
+    "torch.distributed._mesh_layout", "__torch__", "datetime", "pathlib",
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ class Items:
         self.sources = sources
         self._archives: dict[Item, Archive | None] = {}
         self._extents: dict[tuple[Item, str], Extent] = {}
+        self._files: dict[str, tuple[Tensor, ...]] = {}
 
     def archive(self, item: Item) -> Archive | None:
         """The torch.save archive that an item is; None when it is something else."""
@@ -56,23 +57,30 @@ class Items:
             if (tensor.dtype, tensor.shape) != (dtype, shape):
                 seen = f"{tensor.dtype}{list(tensor.shape)}, .metadata says {dtype}{list(shape)} for {name}"
                 raise CheckpointError("header", f"{self._where(item)} holds {seen}")
-            found = replace(tensor.place, file=item.file, start=tensor.place.start + item.start)
+            found = replace(tensor.place, file=item.file, start=tensor.place.start + self._base(item))
             self._extents[item, name] = found
         return found
+
+    def _base(self, item: Item) -> int:
+        """The byte of the file in which an item's places count: torch notes no place in a file of safetensors."""
+        return 0 if self.archive(item) is None else item.start
 
     def _where(self, item: Item) -> str:
         return f"{self.sources[item.file].path}: the item at byte {item.start}"
 
+    def _safetensors(self, file: str) -> tuple[Tensor, ...]:
+        if file not in self._files:
+            self._files[file] = tuple(safetensors.read_tensors(self.sources[file]))
+        return self._files[file]
+
     def _tensor(self, item: Item, name: str) -> Tensor:
         archive = self.archive(item)
         if archive is not None:
-            tensors: tuple[Tensor, ...] = pytorch.read(archive).tensors
+            tensors = pytorch.read(archive).tensors
             archive.source.close()
         else:
-            window = self.sources[item.file].window(item.start, item.size)
-            tensors = tuple(safetensors.read_tensors(window))
-            window.close()
-        named = [tensor for tensor in tensors if tensor.name == name] if len(tensors) > 1 else tensors
+            tensors = self._safetensors(item.file)
+        named: Sequence[Tensor] = [tensor for tensor in tensors if tensor.name == name] if len(tensors) > 1 else tensors
         if len(named) != 1:
             raise CheckpointError("header", f"{self._where(item)} holds {len(tensors)} tensors, none is {name}")
         return named[0]

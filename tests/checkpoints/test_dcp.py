@@ -167,6 +167,17 @@ def test_a_stale_crc_in_an_item_is_a_problem(tmp_path):
     assert len(list(open_checkpoint(path).problems())) == 1
 
 
+def test_items_in_safetensors_files_are_read(tmp_path):
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+
+    state = {"a": torch.arange(3.0), "b": torch.ones(2, 2).half()}
+    writer = FileSystemWriter(tmp_path / "st", serialization_format=SerializationFormat.SAFETENSORS)
+    dcp.save(dict(state), storage_writer=writer, no_dist=True)
+    checkpoint = open_checkpoint(tmp_path / "st")
+    for name, tensor in state.items():
+        assert np.array_equal(read_all(checkpoint, name), bits_of(tensor))
+
+
 def test_without_metadata_it_is_an_aborted_save(tmp_path):
     path = saved(tmp_path, {"w": torch.ones(2)})
     (path / ".metadata").unlink()

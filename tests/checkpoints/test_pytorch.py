@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 from torch_makers import DTYPES, bits_of, deflated, flat_names, random_tensor, saved_bytes, training_state
 
 from flipper.checkpoints import Checkpoint, open_checkpoint
@@ -176,6 +177,12 @@ def test_subclasses_attributes_and_bare_tensors_read(tmp_path, kind):
     assert_same_bits(made(tmp_path, tensor, kind), {"tensor": tensor})
 
 
+def test_wrappers_read_as_the_tensors_inside(tmp_path, kind):
+    wrapper = TwoTensor(torch.arange(3.0), torch.ones(3))
+    path = made(tmp_path, {"pair": wrapper, "w": torch.nn.Parameter(torch.zeros(1))}, kind)
+    assert_same_bits(path, {"pair.a": torch.arange(3.0), "pair.b": torch.ones(3), "w": torch.zeros(1)})
+
+
 def test_numpy_scalars_are_scalars_and_arrays_are_listed_as_unsupported(tmp_path, kind):
     state = {
         "f": np.float64(1.5), "i": np.int32(-3), "b": np.bool_(True), "h": np.float16(0.25), "c": np.complex128(1 - 2j),
@@ -330,6 +337,17 @@ def test_rewriting_a_deflated_archive_keeps_the_rest_and_its_alignment(tmp_path)
         assert {entry.comment for entry in archive.infolist()} == {b"note"}
         assert {entry.date_time for entry in archive.infolist()} == {(2020, 1, 2, 3, 4, 6)}
     assert sorted(os.listdir(tmp_path)) == ["mixed.pt", "model.pt"]
+
+
+def test_old_files_with_long_streams_or_bytes_behind_them_are_read(tmp_path):
+    state = {f"layer{index}.weight": torch.full((2,), float(index)) for index in range(900)}
+    path = made(tmp_path, state, "legacy")
+    assert path.stat().st_size > 1 << 17
+    assert_same_bits(path, state)
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert_same_bits(path, state)
+    assert "4 bytes follow" in open_checkpoint(path).notes[0]
 
 
 def test_nothing_in_a_pickle_runs(tmp_path, kind):
