@@ -2,4 +2,4 @@
 
 from flipper.cli import main
 
-main(prog_name="flipper")
+main()

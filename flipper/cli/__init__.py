@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from types import FrameType
+from typing import Final, NoReturn
 
 import click
 
@@ -35,27 +41,99 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(f"flipper.cli.{name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS)
+            ctx.fail(f"no command {name!r}; " + (f"did you mean {' or '.join(close)}?" if close else
+                                                 f"known: {', '.join(COMMANDS)}"))  # fmt: skip
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="flipper-ckpt", prog_name="flipper")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Flip bits in deep-learning checkpoints and measure what they do to training."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
-def main(argv: list[str] | None = None, **settings: Any) -> None:
-    """Run the command line; every error that flipper raises on purpose ends as one clear line and its exit code."""
-    settings.setdefault("prog_name", "flipper")
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit; any error ends as one clear line, or two, and its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    _prepare_streams()
+    with _unwound_by_signals():
+        try:
+            code = cli.main(arguments, prog_name="flipper", standalone_mode=False)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(128 + signal.SIGINT)
+        except Exception as error:
+            sys.exit(_told(error, "--traceback" in arguments))
+    sys.exit(code)
+
+
+def _told(error: Exception, traceback: bool) -> int:
+    """Say what went wrong; returns the exit code."""
+    from flipper.cli.output import printable
     from flipper.errors import FlipperError
 
+    hint = ""
+    if traceback and not isinstance(error, click.ClickException):
+        sys.excepthook(type(error), error, error.__traceback__)
+    if isinstance(error, FlipperError):
+        code, message = error.exit_code, str(error)
+    elif isinstance(error, click.ClickException):
+        code, message = error.exit_code, " ".join(error.format_message().split())
+        context = getattr(error, "ctx", None)
+        hint = f"\nTry '{context.command_path} --help' for help." if context is not None else ""
+    elif isinstance(error, OSError) and error.strerror:  # of stdout, mostly: a full disk
+        code, message = 1, f"{error.filename or 'stdout'}: {error.strerror}"
+    else:
+        code, message = 1, f"internal error: {type(error).__name__}: {error}; --traceback shows where, please report it"
+    click.echo(f"flipper: error: {printable(message)}{hint}", err=True)
+    return code
+
+
+def _prepare_streams() -> None:
+    """What can't be encoded (a name that isn't Unicode) is escaped; a stream that the caller closed swallows all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that temporary files go; exit code 128 + signal."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in former.items() if handler is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        ours = []
+    for number in ours:
+        signal.signal(number, end)
     try:
-        cli.main(arguments, **settings)
-    except FlipperError as error:
-        if "--traceback" in arguments:
-            raise
-        click.echo(f"flipper: error: {error}", err=True)
-        sys.exit(error.exit_code)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, former[number])

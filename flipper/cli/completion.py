@@ -5,12 +5,15 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from flipper.cli.options import common_options
+
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(short_help="Print the completion script for a shell.")
 @click.argument("shell", type=click.Choice(SHELLS))
-def command(shell: str) -> None:
+@common_options
+def command(shell: str, quiet: bool, verbose: bool, traceback: bool) -> None:
     """Print the completion script for SHELL.
 
     \b

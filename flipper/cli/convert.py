@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from flipper.cli.options import CHECKPOINT, FILE, output_options
-from flipper.cli.output import emit, say
+from flipper.cli.output import emit, say, tell_opened
+from flipper.cli.progress import progress
 
 FORMATS = ("safetensors", "pytorch", "hdf5")
 
@@ -43,9 +44,9 @@ def command(
     from flipper.checkpoints.convert import convert
 
     with open_checkpoint(ckpt) as checkpoint:
-        record = convert(checkpoint, output, to, force, drop_unsupported)
-        for note in checkpoint.notes:
-            say(f"note: {note}", quiet)
+        tell_opened(checkpoint, quiet, verbose)
+        with progress(f"converting to {to}", checkpoint.size, quiet):
+            record = convert(checkpoint, output, to, force, drop_unsupported)
     for loss in record["dropped"]:
         say(f"left out: {loss}", quiet)
     say(f"wrote {output}", quiet)

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from flipper.cli.options import CHECKPOINT, output_options
-from flipper.cli.output import emit, emit_rows, say
+from flipper.cli.output import emit, emit_rows, say, tell_opened
+from flipper.cli.progress import progress, watched
 
 
 @click.command(short_help="List the elements in which two checkpoints differ.")
@@ -37,12 +38,16 @@ def command(
             yield from [found.row()] if isinstance(found, Unmatched) else rows(found)
 
     with open_checkpoint(a) as one, open_checkpoint(b) as other:
+        size = one.size + other.size
+        for opened in (one, other):
+            tell_opened(opened, quiet, verbose)
         if summarise:
-            for found in differences(one, other):
-                summary.add(found)
+            with progress("comparing", size, quiet):
+                for found in differences(one, other):
+                    summary.add(found)
             emit(summary.record(), style)
         else:
-            emit_rows(told(), style, COLUMNS)
+            emit_rows(watched(told(), "comparing", size, style, quiet), style, COLUMNS)
     record = summary.record()
     say(f"{record['elements']} elements, {record['bits']} bits, {len(record['unmatched'])} tensors differ", quiet)
     if not record["equal"]:

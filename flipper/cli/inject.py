@@ -17,7 +17,8 @@ from flipper.cli.options import (
     seed_option,
     selection_options,
 )
-from flipper.cli.output import emit, emit_rows, say
+from flipper.cli.output import emit, emit_rows, say, tell_opened
+from flipper.cli.progress import progress
 from flipper.errors import UsageError
 
 
@@ -65,8 +66,8 @@ def command(
     from flipper.checkpoints import open_checkpoint
     from flipper.injection.changes import changes_of
     from flipper.injection.inject import inject
-    from flipper.injection.recording import Record
-    from flipper.injection.table import COLUMNS, table_of
+    from flipper.injection.recording import Record, manifest_path, recorded_table
+    from flipper.injection.table import COLUMNS
 
     if output is None and not in_place and not dry_run:
         raise UsageError("say where the altered copy goes (-o OUT), or --in-place, or --dry-run")
@@ -74,23 +75,16 @@ def command(
         raise UsageError("-o and --in-place exclude each other")
     with open_checkpoint(ckpt) as checkpoint:
         plan = _plan(checkpoint, plan_file, seed, options, quiet)
-        for note in checkpoint.notes:
-            say(f"note: {note}", quiet)
+        tell_opened(checkpoint, quiet, verbose)
         if dry_run:
             changes = changes_of(checkpoint, plan)
-            name = str(output or ckpt.name)
-            table = table_of(changes.struck, [file or name for file in changes.files])
+            target = output or ckpt
+            table = recorded_table(checkpoint, changes, target, manifest or manifest_path(target))
             emit_rows(table.rows(), style, COLUMNS)
             return
         record = Record(manifest, not no_provenance, digests, keep_checksums, tuple(sys.argv))
-        made = inject(
-            checkpoint,
-            None if in_place else output,
-            plan,
-            force=force,
-            sync=sync,
-            record=record,
-        )
+        with progress("striking", checkpoint.size * (3 if digests else 1), quiet):
+            made = inject(checkpoint, None if in_place else output, plan, force=force, sync=sync, record=record)
     emit(made.summary(), style)
 
 

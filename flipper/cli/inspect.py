@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from flipper.cli.options import CHECKPOINT, fault_model, output_options, selection_options
-from flipper.cli.output import emit_rows, format_or_default, say
+from flipper.cli.output import emit_rows, format_or_default, say, tell_opened
+from flipper.cli.progress import watched
 
 COLUMNS = (
     "name", "aliases", "layer", "role", "dtype", "shape", "elements", "bytes", "file", "offset", "storage", "reason",
@@ -37,12 +38,13 @@ def command(
     model = fault_model(options)
     with open_checkpoint(ckpt) as checkpoint:
         population = population_of(checkpoint, model).record()
-        rows = (describe(checkpoint, tensor, stats) for tensor in model.selection.apply(checkpoint.tensors))
+        tensors = model.selection.apply(checkpoint.tensors)
+        described = (describe(checkpoint, tensor, stats) for tensor in tensors)
+        rows = watched(described, "reading", sum(tensor.nbytes for tensor in tensors) if stats else 0, style, quiet)
         head = {"path": str(ckpt), "format": checkpoint.format, "size": checkpoint.size}
         document = (head, "tensors", {"population": population})
         emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), document)
-        for note in checkpoint.notes:
-            say(f"note: {note}", quiet)
+        tell_opened(checkpoint, quiet, verbose)
     if format_or_default(style) != "json":
         say(f"population: {population['bits']:,} bits in {population['elements']:,} elements, "
             + ", ".join(f"{role} {bits:,}" for role, bits in population["bits_by_role"].items()), quiet)

@@ -20,14 +20,23 @@ DRAWING = (
 )  # fmt: skip
 """The parameters that the two stacks of options hand to a command: the fields of FaultModel."""
 
-CHECKPOINT = click.Path(exists=True, path_type=Path)
+CHECKPOINT = click.Path(exists=True, readable=False, path_type=Path)
+"""A path that must exist; that it can't be read is for flipper to say, with the exit code of such checkpoints."""
 FILE = click.Path(path_type=Path)
 
 
 def output_options(command: Command) -> Command:
-    """--format, -q, -v, --traceback: on every command."""
+    """--format and the common options: on every command that prints data."""
+    style = click.Choice(FORMATS)
     return _stack(
-        click.option("--format", "style", type=click.Choice(FORMATS), help="Default: table on a terminal, jsonl else."),
+        click.option("--format", "style", type=style, help="Default: table on a terminal, jsonl else."),
+        common_options,
+    )(command)
+
+
+def common_options(command: Command) -> Command:
+    """-q, -v, --traceback: on every command."""
+    return _stack(
         click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors."),
         click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
         click.option("--traceback", is_flag=True, help="Show where an error came from."),

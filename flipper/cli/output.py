@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from flipper.strict_json import strict, text
+from flipper.strict_json import strict
+
+if TYPE_CHECKING:
+    from flipper.checkpoints import Checkpoint
 
 FORMATS = ("table", "json", "jsonl", "csv")
 SAMPLED = 200
@@ -30,11 +35,9 @@ def emit(record: Record, style: str | None) -> None:
     """Print one record."""
     style = format_or_default(style)
     if style == "table":
-        width = max(map(len, record), default=0)
-        for key, value in record.items():
-            click.echo(f"{key:<{width}}  {_cell(value)}")
+        _write(_record_lines(record))
     elif style == "json":
-        click.echo(json.dumps(strict(record), indent=2, ensure_ascii=False))
+        _write([json.dumps(strict(record), indent=2, ensure_ascii=_ascii()) + "\n"])
     else:
         emit_rows([record], style, tuple(record))
 
@@ -50,44 +53,69 @@ def emit_rows(
     document: for JSON, the record that the rows belong to: what stands before them, their key, what follows.
     """
     style = format_or_default(style)
-    if style == "jsonl":
-        for row in rows:
-            click.echo(_compact(row))
-    elif style == "json":
-        _json_document(rows, document)
-    elif style == "csv":
-        for line in _csv_lines(rows, columns):
-            click.echo(line, nl=False)
-    else:
-        _table(rows, columns)
+    with ExitStack() as stack:
+        if isinstance(rows, Generator):  # its bar must be gone before an error is told
+            stack.enter_context(closing(rows))
+        if style == "jsonl":
+            _write(_json(row, (",", ":")) + "\n" for row in rows)
+        elif style == "json":
+            _write(_json_document(rows, document))
+        elif style == "csv":
+            _write(_csv_lines(rows, columns))
+        else:
+            _write(_table(rows, columns))
 
 
-def say(line: str, quiet: bool = False) -> None:
+def tell_opened(checkpoint: Checkpoint, quiet: bool, verbose: bool) -> None:
+    """What the user should hear about a checkpoint; with `verbose` also what it is."""
+    if verbose:
+        what = f"{checkpoint.format}, {len(checkpoint.tensors)} tensors, {checkpoint.size:,} bytes"
+        say(f"{checkpoint.path}: {what}", quiet)
+    for note in checkpoint.notes:
+        say(f"note: {note}", quiet)
+
+
+def say(text: str, quiet: bool = False) -> None:
     """A line for the user, on stderr."""
     if not quiet:
-        click.echo(line, err=True)
+        click.echo(printable(text), err=True)
 
 
-def _compact(row: Record) -> str:
-    return text(row, separators=(",", ":"))
+def printable(text: str) -> str:
+    """The text with control characters escaped: a name in a file can't steer the terminal, nor break a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _json_document(rows: Iterable[Record], document: tuple[Record, str, Record] | None) -> None:
+def _write(pieces: Iterable[str]) -> None:
+    """Write as they come, through the stream's buffer: a flush a row would cost more than the row."""
+    for piece in pieces:
+        sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _json(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
+    return json.dumps(strict(value), separators=separators, ensure_ascii=_ascii())
+
+
+def _ascii() -> bool:
+    """Whether JSON must escape all but ASCII, since stdout's encoding lacks it."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+
+
+def _json_document(rows: Iterable[Record], document: tuple[Record, str, Record] | None) -> Iterator[str]:
     lead, tail = "[", "]"
     if document is not None:
         before, key, after = document
-        lead = "{" + "".join(f"{_member(name, value)}, " for name, value in before.items()) + f"{json.dumps(key)}: ["
-        tail = "]" + "".join(f", {_member(name, value)}" for name, value in after.items()) + "}"
-    click.echo(lead, nl=False)
+        lead = "{" + "".join(f"{_json(name)}: {_json(value)}, " for name, value in before.items()) + f"{_json(key)}: ["
+        tail = "]" + "".join(f", {_json(name)}: {_json(value)}" for name, value in after.items()) + "}"
+    yield lead
     separator = "\n  "
     for row in rows:
-        click.echo(separator + text(row), nl=False)
+        yield separator + _json(row)
         separator = ",\n  "
-    click.echo("\n" + tail if separator[0] == "," else tail)
-
-
-def _member(name: str, value: Any) -> str:
-    return f"{json.dumps(name)}: {text(value)}"
+    yield f"\n{tail}\n" if separator[0] == "," else f"{tail}\n"
 
 
 def _csv_lines(rows: Iterable[Record], columns: Sequence[str]) -> Iterator[str]:
@@ -104,27 +132,38 @@ def _csv_cell(value: Any) -> Any:
     value = strict(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False) if isinstance(value, dict | list) else value
+    return _json(value, (",", ":")) if isinstance(value, dict | list) else value
 
 
-def _table(rows: Iterable[Record], columns: Sequence[str]) -> None:
+def _record_lines(record: Record) -> Iterator[str]:
+    """A line a key; a list of records has a line for each of them."""
+    width = max(map(len, record), default=0)
+    for key, value in record.items():
+        nested = isinstance(value, list) and len(value) > 0 and isinstance(value[0], Mapping)
+        for number, item in enumerate(value if nested else [value]):
+            yield f"{'' if number else key:<{width}}  {_cell(item)}\n"
+
+
+def _table(rows: Iterable[Record], columns: Sequence[str]) -> Iterator[str]:
     lines = ([_cell(row.get(column)) for column in columns] for row in rows)
     first = list(islice(lines, SAMPLED))
     widths = [max(map(len, column)) for column in zip(columns, *first, strict=True)]
     header = "  ".join(f"{name:<{width}}" for name, width in zip(columns, widths, strict=True)).rstrip()
-    click.echo(click.style(header, bold=True) if sys.stdout.isatty() else header)
+    yield (click.style(header, bold=True) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else header) + "\n"
     for cells in chain(first, lines):
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
 
 
 def _cell(value: Any) -> str:
     value = strict(value)
     if value is None or value == []:
         return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
         return ",".join(map(_cell, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
-    return str(value)
+        return ", ".join(f"{printable(key)} {_cell(item)}" for key, item in value.items())
+    return printable(str(value))

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from flipper.cli.options import CHECKPOINT, FILE, output_options
-from flipper.cli.output import emit, say
+from flipper.cli.output import emit, tell_opened
+from flipper.cli.progress import progress
 from flipper.errors import UsageError
 
 
@@ -57,7 +58,7 @@ def command(
     plan = replay_plan(manifest, renames)
     record = Record(manifest_out, not no_provenance, digests, keep_checksums, tuple(sys.argv))
     with open_checkpoint(ckpt) as checkpoint:
-        for note in checkpoint.notes:
-            say(f"note: {note}", quiet)
-        made = inject(checkpoint, None if in_place else output, plan, force=force, record=record)
+        tell_opened(checkpoint, quiet, verbose)
+        with progress("striking", checkpoint.size, quiet):
+            made = inject(checkpoint, None if in_place else output, plan, force=force, record=record)
     emit(made.summary(), style)

@@ -8,6 +8,7 @@ import click
 
 from flipper.cli.options import CHECKPOINT, output_options
 from flipper.cli.output import emit, say
+from flipper.cli.progress import progress, size_of
 
 
 @click.command(short_help="Check a container, and that exactly the recorded faults were made.")
@@ -33,7 +34,8 @@ def command(
     """
     from flipper.injection.verify import explain, verify
 
-    verdict = verify(file, manifest, source)
+    with progress("checking", size_of(file, source), quiet):
+        verdict = verify(file, manifest, source)
     emit(verdict.record(), style)
     say(explain(verdict), quiet)
     if verdict.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, stream: TextIO | None = None) 
         text = stream.read() if stream is not None else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--plan {path}: {getattr(error, 'strerror', None) or error}") from error
-    rows = list(_rows(text, path, checkpoint))
+    rows = list(_rows(text.removeprefix("\ufeff"), path, checkpoint))
     names = sorted({row[0] for row in rows})
     numbers = {name: index for index, name in enumerate(names)}
     targets = [Target(name) for name in names]
@@ -51,7 +52,7 @@ def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
     elif isinstance(whole, list):
         yield from _each(whole, path, "row")
     else:
-        yield from _each(map(_json_line, head.splitlines()), path, "line")
+        yield from _each(map(_json_line, head.split("\n")), path, "line")
 
 
 def _json_or_none(text: str) -> Any:
@@ -66,8 +67,8 @@ def _json_line(line: str) -> Any:
 
 
 def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
-    for row in csv.DictReader(text.splitlines()):
-        yield {key: value for key, value in row.items() if value not in (None, "")}
+    for row in csv.DictReader(io.StringIO(text, newline="")):
+        yield {key: value for key, value in row.items() if value or (key == "tensor" and value is not None)}
 
 
 def _each(rows: Iterable[Any], path: Path, word: str) -> Iterator[Row]:

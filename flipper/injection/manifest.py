@@ -123,7 +123,8 @@ def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bo
         document["faults"] = manifest.faults
     try:
         with atomic_output(path, force, sync=sync) as temporary:
-            temporary.write_text(_text(document), "utf-8")
+            # A name that isn't Unicode holds lone surrogates, whose backslashed form JSON reads as the same.
+            temporary.write_text(_text(document), "utf-8", "backslashreplace")
     except FlipperError:
         if len(manifest.table) > INLINE:
             table_file(path).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from flipper.faults.draw import DRAW
 from flipper.faults.plan import FaultPlan
 from flipper.injection.changes import Changes
 from flipper.injection.manifest import Manifest, Patch, sha256_of, timestamp
-from flipper.injection.table import table_of
+from flipper.injection.table import FaultTable, table_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Rewritten:
 
 def manifest_path(output: Path, number: int = 1) -> Path:
     """OUT.flipper.json, beside the output; of later injections in place OUT.flipper.2.json and so on."""
+    output = output if output.name not in ("", "..") else output.resolve()
     return output.with_name(f"{output.name}.flipper.json" if number == 1 else f"{output.name}.flipper.{number}.json")
 
 
@@ -76,6 +77,14 @@ def checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Ite
             yield Patch(file, int(offsets[first]), before.tobytes(), (before ^ masks[first:last]).tobytes())
 
 
+def recorded_table(checkpoint: Checkpoint, changes: Changes, output: Path, place: Path) -> FaultTable:
+    """The struck elements as a manifest at `place` names them: files and offsets are those of `output`."""
+    table = table_of(changes.struck, [file or os.path.relpath(output, place.parent) for file in changes.files])
+    if changes.edits and not checkpoint.rewrites_in_place:  # then entries move
+        return replace(table, offset=np.full(len(table), -1, np.int64))
+    return table
+
+
 def manifest_of(
     checkpoint: Checkpoint,
     plan: FaultPlan,
@@ -86,10 +95,7 @@ def manifest_of(
     rewritten: Rewritten,
 ) -> Manifest:
     """The manifest of changes in `output`, which will lie at `place`; sizes and digests of the output come later."""
-    names = [file or os.path.relpath(output, place.parent) for file in changes.files]
-    table = table_of(changes.struck, names)
-    if rewritten.moved:
-        table = replace(table, offset=np.full(len(table), -1, np.int64))
+    table = recorded_table(checkpoint, changes, output, place)
     digest = sha256_of(checkpoint.path) if note.digests else None
     return Manifest(
         source={

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flipper.cli import main
+from flipper.cli import cli
 from flipper.training.run import train
 from flipper.training.spec import Parallel, TrainSpec
 
@@ -48,7 +48,7 @@ def test_one_flipped_bit_does_the_same_to_training_from_each_format(tmp_path: Pa
     for suffix in (".pt", ".safetensors", ".h5"):
         clean, struck = SAMPLES / f"digits-cnn{suffix}", tmp_path / f"struck{suffix}"
         options = ["--layer", "fc", "--bits", "exponent-msb", "--seed", "3", "-q"]
-        main(["inject", str(clean), "-o", str(struck), *options], standalone_mode=False)
+        cli.main(["inject", str(clean), "-o", str(struck), *options], standalone_mode=False)
         digests.add(resumed(struck, layout))
     assert len(digests) == 1
     assert digests != {resumed(clean, layout)}
