@@ -32,7 +32,7 @@ def build(function: Any, args: Any, budget: Budget) -> Any:
         raise TypeError("a call needs a tuple of arguments")
     if type(function) is not Global:
         return Object(function.name if type(function) is Object else type(function).__name__, args)
-    builder = _BUILDERS.get(f"{_MODULES.get(function.module, function.module)}.{function.name}")
+    builder = _BY_GLOBAL.get(function)
     return Object(function.qualified, args) if builder is None else builder(args, budget)
 
 
@@ -41,7 +41,7 @@ def known(name: Global) -> bool:
     module = _MODULES.get(name.module, name.module)
     if module in ("torch", "torch.storage", "torch.cuda") and (name.name.endswith("Storage") or name.name in _MARKERS):
         return True
-    return f"{module}.{name.name}" in _BUILDERS or name.qualified in _HARMLESS or module.startswith(_HARMLESS_MODULES)
+    return name in _BY_GLOBAL or name.qualified in _HARMLESS or module.startswith(_HARMLESS_MODULES)
 
 
 def persistent(identity: Any) -> Any:
@@ -76,8 +76,11 @@ def _storage_dtype(name: str) -> str | None:
 
 
 def _naturals(value: Any) -> tuple[int, ...]:
-    if type(value) not in (tuple, list) or len(value) > DIMENSIONS or not all(_natural(item) for item in value):
-        raise TypeError("a shape or stride is no list of natural numbers")
+    if type(value) not in (tuple, list) or len(value) > DIMENSIONS:
+        raise TypeError("a shape or stride is no list")
+    for item in value:
+        if type(item) is not int or not 0 <= item < 1 << 63:
+            raise TypeError("a shape or stride is no list of natural numbers")
     return tuple(value)
 
 
@@ -301,6 +304,13 @@ _BUILDERS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "copyreg.__newobj__": _new_object,
     "numpy._core.multiarray.scalar": _scalar,
 }
+
+_BY_GLOBAL = {
+    (module, name.rpartition(".")[2]): builder
+    for name, builder in _BUILDERS.items()
+    for module in (name.rpartition(".")[0], *(old for old, new in _MODULES.items() if new == name.rpartition(".")[0]))
+}
+"""_BUILDERS by module, each of its spellings, and name."""
 
 _HARMLESS = frozenset({
     "argparse.Namespace", "types.SimpleNamespace", "numpy.dtype", "numpy.ndarray", "torch.device", "torch.Tensor",

@@ -46,4 +46,4 @@ def _identity(tensor: Tensor) -> object:
 
 
 def _merge(tensor: Tensor, names: list[str]) -> Tensor:
-    return replace(tensor, name=names[0], aliases=tuple(names[1:]), role=role_of(names[0]))
+    return Tensor(names[0], tensor.dtype, tensor.shape, tensor.place, role_of(names[0]), tuple(names[1:]))
