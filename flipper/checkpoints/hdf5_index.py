@@ -10,6 +10,7 @@ from typing import Any
 from flipper import bits
 from flipper.checkpoints import hdf5_layout as own
 from flipper.checkpoints import hdf5_walk
+from flipper.checkpoints.hdf5_attributes import shape_attribute, text_attribute
 from flipper.checkpoints.hdf5_place import Opener, Places
 from flipper.checkpoints.hdf5_types import ElementType, element_type
 from flipper.checkpoints.keras_names import is_layer
@@ -46,17 +47,18 @@ class Indexer:
     def __init__(self, source: Source, opened: Opener, userblock: int) -> None:
         self.source = source
         self.opened = opened
+        self.userblock = userblock
         self.places = Places(source, opened, userblock)
         self.own_layout = False
 
     def index(self) -> Index:
         """Read the whole index."""
         with self.opened() as file:
-            self.own_layout = _text_attribute(file, own.MARK_ATTRIBUTE) == own.MARK
+            self.own_layout = self._text(file, own.MARK_ATTRIBUTE) == own.MARK
             recorded = self.own_layout and own.TREE_DATASET in file
             found = hdf5_walk.walk(file.id)
             tensors, aliases = self._tensors(file, found)
-            layer_names = _layer_names(file, found.groups)
+            layer_names = self._layer_names(file, found.groups)
         for path, target in found.elsewhere.items():
             tensors.append(Tensor(self._name(path), "link", (0,), Unsupported("", target)))
         names = [(path, self._name(path)) for paths in found.datasets.values() for path in paths]
@@ -103,52 +105,49 @@ class Indexer:
         from h5py import Dataset
 
         if not self.own_layout:
-            return element_type(dataset.get_type(), lambda: _text_attribute(Dataset(dataset), "dtype")), dataset.shape
+            return element_type(dataset.get_type(), lambda: self._text(Dataset(dataset), "dtype")), dataset.shape
         kind = element_type(dataset.get_type())
-        dtype = _text_attribute(Dataset(dataset), own.DTYPE_ATTRIBUTE)
+        dtype = self._text(Dataset(dataset), own.DTYPE_ATTRIBUTE)
         if dtype is None:
             return kind, dataset.shape
         shape = dataset.shape
         try:
             layout = bits.layout(dtype)
             if layout.packed:
-                shape = tuple(int(dim) for dim in Dataset(dataset).attrs[own.SHAPE_ATTRIBUTE])
+                shape = shape_attribute(Dataset(dataset), own.SHAPE_ATTRIBUTE) or ()
             needed = (math.prod(shape) * layout.width * layout.components + 7) // 8
-        except (UsageError, KeyError, TypeError, ValueError) as error:
+        except UsageError as error:
             raise CheckpointError("header", f"a dataset states the dtype {dtype!r}, which doesn't hold") from error
         if min(shape, default=0) < 0 or needed != math.prod(dataset.shape) * dataset.get_type().get_size():
             raise CheckpointError("header", f"a dataset states {dtype} {shape}, which its bytes don't fit")
         return ElementType(dtype, kind.order), shape
 
+    def _layer_names(self, file: Any, groups: list[hdf5_walk.Path]) -> dict[tuple[str, ...], str]:
+        """What newer Keras writes beside the weights of a layer: its name in the model."""
+        names = {}
+        for path in groups:
+            layer = tuple(_text(component) for component in path[:-1])
+            if path[-1:] == (b"vars",) and is_layer(layer):
+                name = self._text(file[b"/".join(path)], "name")
+                if name is not None:
+                    names[layer] = name
+        return names
+
+    def _text(self, owner: Any, name: str) -> str | None:
+        return text_attribute(owner, name, self.source, self.userblock)
+
     def _recorded_tree(self) -> Tree:
         from flipper.checkpoints.structure import decode
 
         with self.opened() as file:
-            return decode(bytes(file[own.TREE_DATASET][()]).decode("ascii"))
+            dataset = file[own.TREE_DATASET]
+            if dataset.shape != () or dataset.dtype.kind != "S":
+                raise CheckpointError("header", "flipper's structure record is no string")
+            return decode(bytes(dataset[()]).decode("ascii"))
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
-
-
-def _text_attribute(owner: Any, name: str) -> str | None:
-    """An attribute of an h5py object; None if it has none of that name, or one that is no text."""
-    value = owner.attrs.get(name)
-    if isinstance(value, bytes):
-        return _text(value)
-    return value if isinstance(value, str) else None
-
-
-def _layer_names(file: Any, groups: list[hdf5_walk.Path]) -> dict[tuple[str, ...], str]:
-    """What newer Keras writes beside the weights of a layer: its name in the model."""
-    names = {}
-    for path in groups:
-        layer = tuple(_text(component) for component in path[:-1])
-        if path[-1:] == (b"vars",) and is_layer(layer):
-            name = _text_attribute(file[b"/".join(path)], "name")
-            if name is not None:
-                names[layer] = name
-    return names
 
 
 def _nested(groups: list[hdf5_walk.Path], names: list[tuple[hdf5_walk.Path, str]]) -> Tree:
