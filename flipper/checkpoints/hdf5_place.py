@@ -22,6 +22,8 @@ MAX_UNFOLDING = 2000
 """Bytes of a dataset for each byte of the file, and at least 1 GiB; deflate's best is 1032."""
 MAX_MISSING = 1 << 20
 """Chunks that were never written; they need no byte in the file, so that a few bytes can claim any number."""
+NBIT, SCALE_OFFSET = 5, 6
+"""HDF5 filter numbers."""
 
 Opener = Callable[[], AbstractContextManager[Any]]
 
@@ -87,6 +89,8 @@ class Places:
         absent = _absent_filters(plist)
         if absent:
             return Unsupported("", f"its filter {absent} is not installed; `pip install hdf5plugin` has most")
+        if not _filters_fit(plist, math.prod(grid.chunk), size):
+            return Unsupported("", "the options of its filters don't fit its chunks: the file is damaged")
         if missing > 0 or plist.get_nfilters():
             return Boxes("", "filtered" if plist.get_nfilters() else "sparse", path, kind.order)
         return Chunks("", path, grid.chunk, lambda: self._chunk_starts(path), kind.order)
@@ -116,6 +120,16 @@ def _absent_filters(plist: Any) -> str:
             import_module("hdf5plugin")  # which registers its filters
     absent = [f"{code} ({_text(name)})" for code, _, _, name in filters if not h5z.filter_avail(code)]
     return ", ".join(absent)
+
+
+def _filters_fit(plist: Any, elements: int, size: int) -> bool:
+    """Whether n-bit and scale-offset are set up for chunks of `elements` of `size` bytes: if not, HDF5 would crash."""
+    for code, _, options, _ in (plist.get_filter(index) for index in range(plist.get_nfilters())):
+        if code == NBIT and (len(options) < 5 or options[0] != len(options) or options[2] != elements):
+            return False
+        if code == SCALE_OFFSET and (len(options) < 5 or options[2] != elements or options[4] != size):
+            return False
+    return True
 
 
 def _text(name: bytes) -> str:

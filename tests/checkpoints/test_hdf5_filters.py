@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_what_lies_past_the_edge_of_the_array_survives(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b.h5", "r+") as file:
         file["w"].resize((8,))
         assert file["w"][...].tolist() == [1, 1, 1, 1, 1, -1, 9, 9]
+
+
+def test_options_that_do_not_fit_the_chunks_are_not_given_to_hdf5(tmp_path: Path) -> None:
+    """libhdf5 2.0 crashes when scale-offset claims more elements than a chunk has."""
+    path = write(tmp_path / "a.h5", H5PY["scaleoffset"])
+    data = path.read_bytes()
+    options = struct.pack("<5I", 0, 3, 16 * 32, 1, 4)
+    assert data.count(options) == 1
+    path.write_bytes(data.replace(options, struct.pack("<5I", 0, 3, 0xFF000000, 1, 4)))
+    with open_checkpoint(path) as checkpoint:
+        assert "don't fit its chunks" in str(checkpoint.tensor("g/w").place.reason)
 
 
 def hdf5_library() -> Any:
