@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,7 +75,7 @@ def drawing_options(command: Command) -> Command:
         click.option("--weight", "weights", metavar="PATTERN=W", multiple=True, help="With --spread weighted."),
         click.option("--field-weight", "field_weights", metavar="sign=1,...", help="Weights of the three fields."),
         click.option("--effect", metavar="E", help="flip, set0, set1, random, flip:0xMASK, scale:FACTOR."),
-        click.option("--burst", type=click.IntRange(1), metavar="L", help="L neighbouring bits as one fault."),
+        click.option("--burst", type=click.IntRange(1, 64), metavar="L", help="L neighbouring bits as one fault."),
         click.option("--finite", is_flag=True, default=None, help="Only faults that leave a finite number."),
         click.option("--max-abs", metavar="X", help="Only faults that leave a magnitude of at most X."),
         click.option("--direction", type=click.Choice(["0to1", "1to0"]), help="Only bits that change this way."),
@@ -87,17 +87,23 @@ def fault_model(options: dict[str, Any]) -> Any:
     from flipper.faults.model import FaultModel
 
     given = {name: options.pop(name, None) for name in (*SELECTION, *DRAWING)}
-    given["weights"] = dict(_weight("--weight", text) for text in given["weights"] or ()) or None
+    given["weights"] = _weights("--weight", given["weights"] or ()) or None
     if given["field_weights"] is not None:
-        given["field_weights"] = dict(_weight("--field-weight", text) for text in given["field_weights"].split(","))
+        given["field_weights"] = _weights("--field-weight", given["field_weights"].split(","))
     return FaultModel(**{name: value for name, value in given.items() if value is not None})
 
 
-def _weight(option: str, text: str) -> tuple[str, str]:
-    name, equals, weight = text.rpartition("=")
-    if not equals or not name:
-        raise UsageError(f"{option}: {text!r} is not of the form NAME=WEIGHT")
-    return name.strip(), weight.strip()
+def _weights(option: str, texts: Iterable[str]) -> dict[str, str]:
+    weights: dict[str, str] = {}
+    for text in texts:
+        name, equals, weight = text.rpartition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(f"{option}: {text!r} is not of the form NAME=WEIGHT")
+        if name in weights:
+            raise UsageError(f"{option}: {name} has two weights, {weights[name]} and {weight.strip()}; give one")
+        weights[name] = weight.strip()
+    return weights
 
 
 def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

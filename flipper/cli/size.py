@@ -41,6 +41,8 @@ def command(
 
     if trials is not None and margin is not None:
         raise UsageError("--margin and --trials exclude each other: one is the answer")
+    if strata > max(population, 1):
+        raise UsageError(f"--strata: {strata} are more than the population, {population}")
     share = -(-population // strata)
     record = {"population": population, "confidence": confidence, "proportion": proportion, "strata": strata}
     if trials is None:

@@ -43,9 +43,11 @@ def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
     if not head:
         return
     if not head.startswith(("{", "[")):
-        yield from _each(_csv_rows(text), path, "line")
+        yield from _each(_csv_rows(text), path, "row")
         return
     whole = _json_or_none(head)
+    if isinstance(whole, dict) and "schema" in whole:
+        raise UsageError(f"--plan {path} is a manifest; `flipper replay` strikes its faults")
     if isinstance(whole, dict) and "tensor" not in whole:
         for tensor, flat, mask in sequence_faults(whole, checkpoint):
             yield tensor, flat, FLIP, mask, 0
@@ -67,7 +69,11 @@ def _json_line(line: str) -> Any:
 
 
 def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
-    for row in csv.DictReader(io.StringIO(text, newline="")):
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    for column in ("tensor", "flat"):
+        if column not in (rows.fieldnames or ()):
+            raise KeyError(column)
+    for row in rows:
         yield {key: value for key, value in row.items() if value or (key == "tensor" and value is not None)}
 
 
