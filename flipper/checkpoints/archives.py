@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass
 
 from flipper.checkpoints.source import Source
@@ -57,8 +58,8 @@ class Archive:
         self.by_name = {entry.name: entry for entry in self.entries}
         self._starts: dict[int, int] = {}
         if len(self.by_name) < len(self.entries):
-            names = [entry.name for entry in self.entries]
-            raise broken(source, f"two entries are called {next(n for n in names if names.count(n) > 1)!r}")
+            twice, _ = Counter(entry.name for entry in self.entries).most_common(1)[0]
+            raise broken(source, f"two entries are called {twice!r}")
 
     def data_start(self, entry: Entry) -> int:
         """Where the bytes of an entry begin; reads and checks its local header."""

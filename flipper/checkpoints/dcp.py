@@ -15,7 +15,7 @@ from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.dcp_pieces import Item, Items, Piece, Pieces, tile
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.pickled_tree import globals_note
-from flipper.checkpoints.pickles import load
+from flipper.checkpoints.pickles import PICKLE_LIMIT, load
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.stubs import Global, Object
 from flipper.checkpoints.tensor import Tensor, Unsupported
@@ -142,7 +142,7 @@ def _read_metadata(path: Path) -> tuple[dict[Any, Any], list[Global]]:
         message = "there are .distcp files, but no .metadata: a save that was aborted, or is still going on"
         raise CheckpointError("missing-shard", f"{path}: {message}")
     source = Source(file)
-    value, machine = load(source.read(0, source.size), str(file))
+    value, machine = load(source.head(PICKLE_LIMIT + 1), str(file))
     if not isinstance(value, Object) or not value.name.endswith(".Metadata"):
         raise _broken(path, "it describes no checkpoint")
     return value.attributes(), list(machine.globals.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from flipper.checkpoints.checkpoint import Checkpoint
@@ -43,10 +44,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return _open(found, Source(found), FILES)
 
 
+def _sniff(module: ModuleType, path: Path, probe: Path | Source) -> bool:
+    try:
+        return bool(module.sniff(probe))
+    except OSError as error:
+        raise CheckpointError("unreadable", f"{path}: {error.strerror}") from error
+
+
 def _open(path: Path, probe: Path | Source, formats: dict[str, tuple[str, str]]) -> Checkpoint:
     for module_name, class_name in formats.values():
         module = import_module(module_name)
-        if module.sniff(probe):
+        if _sniff(module, path, probe):
             checkpoint: Checkpoint = getattr(module, class_name)(path)
             return checkpoint
     kind = "directory" if isinstance(probe, Path) else "file"

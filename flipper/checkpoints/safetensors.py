@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _read_header(source: Source) -> tuple[dict[str, Any], int]:
 def _unique(source: Source, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = dict(pairs)
     if len(keys) != len(pairs):
-        twice = next(key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1)
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise _broken(source, f"the key {twice!r} occurs twice")
     return keys
 

@@ -22,6 +22,7 @@ from flipper.checkpoints import Checkpoint, open_checkpoint
 from flipper.checkpoints.elements import byte_masks, combine
 from flipper.checkpoints.tree import Leaf, Opaque
 from flipper.errors import CheckpointError
+from flipper.faults.overlap import distinct_elements
 
 # torch calls complex32, sparse and quantised tensors and TorchScript experimental or deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -348,6 +349,16 @@ def test_old_files_with_long_streams_or_bytes_behind_them_are_read(tmp_path):
         file.write(b"more")
     assert_same_bits(path, state)
     assert "4 bytes follow" in open_checkpoint(path).notes[0]
+
+
+def test_overlapping_views_share_bytes_alike_in_files_and_in_deflated_entries(tmp_path):
+    base = torch.arange(24.0)
+    state = {"all": base, "left": base[:16].view(4, 4), "turned": base[4:20].view(4, 4).t(), "apart": torch.ones(3)}
+    path = made(tmp_path, state)
+    plain = distinct_elements(open_checkpoint(path).tensors)
+    packed = distinct_elements(open_checkpoint(deflated(path, tmp_path / "packed.pt")).tensors)
+    assert plain.keys() == packed.keys() >= {"left", "turned"}
+    assert all(np.array_equal(plain[name], packed[name]) for name in plain)
 
 
 def test_nothing_in_a_pickle_runs(tmp_path, kind):
