@@ -32,9 +32,8 @@ def gather(source: Source, offsets: Int, layout: BitLayout, order: str, shifts: 
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(ascending)], strict=True):
         here = ascending[first:last]
         start, end = int(here[0]), min(int(here[-1]) + span, source.size)
-        block = np.frombuffer(source.read(start, end - start).ljust(int(here[-1]) + span - start, b"\0"), np.uint8)
-        found = _assemble(block, here - start, layout, order)
-        bits[first:last] = found
+        data = source.read(start, end - start).ljust(int(here[-1]) + span - start, b"\0")
+        bits[first:last] = _assemble(data, here - start, layout, order)
     if rank is not None:
         unsorted = np.empty_like(bits)
         unsorted[rank] = bits
@@ -59,23 +58,21 @@ def byte_masks(offsets: Int, xor: Bits, layout: BitLayout, order: str, shifts: I
     """The bytes that change when the elements at `offsets` are XORed with `xor`: offsets and masks, unsorted."""
     if shifts is not None:
         xor = xor << shifts.astype(np.uint64)
-    span = _span(layout)
-    places, masks = [], []
-    for index in range(span):
-        mask = ((xor >> np.uint64(8 * index)) & np.uint64(0xFF)).astype(np.uint8)
-        struck = np.flatnonzero(mask)
-        step = index if order == "little" else span - 1 - index
-        places.append(offsets[struck] + step)
-        masks.append(mask[struck])
-    return np.concatenate(places), np.concatenate(masks)
+    code = "<" if order == "little" else ">"
+    unit = layout.itemsize or 2  # a packed element's two bytes, of which the second may be none of its own
+    octets = xor.astype(f"{code}u{unit}").view(np.uint8)
+    struck = np.flatnonzero(octets)
+    element, step = np.divmod(struck, unit)
+    return offsets[element] + step, octets[struck]
 
 
 def combine(offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
     """Ascending offsets, each once, with the XOR of all its masks; bytes that stay as they are drop out."""
     if len(offsets) == 0:
         return offsets, masks
-    rank = np.argsort(offsets, kind="stable")
-    offsets, masks = offsets[rank], masks[rank]
+    if np.any(offsets[1:] < offsets[:-1]):
+        rank = np.argsort(offsets, kind="stable")
+        offsets, masks = offsets[rank], masks[rank]
     starts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
     if len(starts) < len(offsets):
         offsets, masks = offsets[starts], np.bitwise_xor.reduceat(masks, starts)
@@ -88,8 +85,13 @@ def _span(layout: BitLayout) -> int:
     return layout.itemsize or (1 if 8 % layout.width == 0 else 2)
 
 
-def _assemble(block: Bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
-    span = _span(layout)
+def _assemble(data: bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
+    """The elements that begin at bytes `starts` of a block."""
+    if layout.itemsize and not np.any(starts % layout.itemsize):
+        code = "<" if order == "little" else ">"
+        words = np.frombuffer(data, f"{code}u{layout.itemsize}", len(data) // layout.itemsize)
+        return words[starts // layout.itemsize].astype(np.uint64)
+    block, span = np.frombuffer(data, np.uint8), _span(layout)
     bits = np.zeros(len(starts), np.uint64)
     for index in range(span):
         step = index if order == "little" else span - 1 - index

@@ -25,7 +25,8 @@ Masks = tuple[Int, Bytes]
 class Struck:
     """The struck elements of one tensor, by ascending flat index, each once.
 
-    op, mask, value: all faults in the element merged into one. offset: of its first byte, -1 where it has no place
+    op, mask, value: all faults in the element merged into one. mask, value, before, after: no wider than the element,
+    since there may be tens of millions. offset: of its first byte, -1 where it has no place
     of its own; file: index into `files`, whose entries are relative names.
     """
 
@@ -86,15 +87,22 @@ def changes_of(checkpoint: Checkpoint, plan: FaultPlan, keep_checksums: bool = F
         xor = one.before ^ one.after
         if not tensor.place.patchable:
             changed = np.flatnonzero(xor)
-            edits.setdefault(tensor.place.file, []).append((tensor, one.flat[changed], xor[changed]))
+            edit = (tensor, one.flat[changed], xor[changed].astype(np.uint64))
+            edits.setdefault(tensor.place.file, []).append(edit)
             continue
         for part in tensor.place.locate(tensor.dims, tensor.layout, one.flat):
             struck_bytes = elements.byte_masks(part.offsets, xor[part.where], tensor.layout, part.order, part.shifts)
             pieces.setdefault(part.file, []).append(struck_bytes)
-    columns = {file: [np.concatenate(column) for column in zip(*parts, strict=True)] for file, parts in pieces.items()}
-    masks = {file: elements.combine(*column) for file, column in columns.items()}
+    masks = {file: elements.combine(*_joined(parts)) for file, parts in pieces.items()}
     checksums = {} if keep_checksums else {file: checkpoint.checksum_masks(file, *m) for file, m in masks.items()}
     return Changes(tuple(struck), files, masks, checksums, edits)
+
+
+def _joined(parts: list[Masks]) -> Masks:
+    """All parts as one, in the order of the file, so that they need no sorting where tensors don't interleave."""
+    parts.sort(key=lambda part: int(part[0][0]) if len(part[0]) else -1)
+    offsets, masks = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return offsets, masks
 
 
 def _by_tensor(checkpoint: Checkpoint, plan: FaultPlan) -> Iterator[tuple[Tensor, Any]]:
@@ -139,15 +147,19 @@ def _strike_tensor(
             file[part.where], offset[part.where] = numbers[part.file], part.offsets
     else:
         file[:] = numbers[tensor.place.file]
-    return Struck(tensor, flat, op, mask, value, before, after, file, offset)
+    word = f"u{tensor.layout.itemsize or 1}"
+    words = {"mask": mask, "value": value, "before": before, "after": after}
+    narrow: dict[str, Any] = {name: column.astype(word) for name, column in words.items()}
+    return Struck(tensor, flat, op, file=file, offset=offset, **narrow)
 
 
 def merge(flat: Int, op: Ops, mask: Bits, value: Bits) -> tuple[Int, Ops, Bits, Bits]:
     """Faults in the same element as one: by ascending flat index, each once, with the effect of all in their order."""
     if np.all(flat[1:] > flat[:-1]):
         return flat, op, mask, value
-    rank = np.argsort(flat, kind="stable")
-    flat, op, mask, value = flat[rank], op[rank], mask[rank], value[rank]
+    if np.any(flat[1:] < flat[:-1]):
+        rank = np.argsort(flat, kind="stable")
+        flat, op, mask, value = flat[rank], op[rank], mask[rank], value[rank]
     starts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
     if len(starts) == len(flat):
         return flat, op, mask, value

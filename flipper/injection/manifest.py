@@ -113,11 +113,10 @@ def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bo
     """
     document = manifest.document()
     if len(manifest.table) > INLINE:
-        data = manifest.table.npz()
         table_path = table_file(path)
         with atomic_output(table_path, force, sync=sync) as temporary:
-            temporary.write_bytes(data)
-        digest = hashlib.sha256(data).hexdigest()
+            manifest.table.write_npz(temporary)
+            digest = sha256_of(temporary)
         document["faults"] = {"file": table_path.name, "count": len(manifest.table), "sha256": digest}
     else:
         document["faults"] = manifest.faults

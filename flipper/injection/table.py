@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,12 @@ class FaultTable:
     @property
     def bits_changed(self) -> int:
         """Bits that are other than before."""
-        octets = np.ascontiguousarray(self.before ^ self.after).view(np.uint8)
-        return int(np.dot(np.bincount(octets, minlength=256), _ONES))
+        total = 0
+        for first in range(0, len(self), BATCH):
+            part = slice(first, first + BATCH)
+            octets = np.ascontiguousarray(self.before[part] ^ self.after[part]).view(np.uint8)
+            total += int(_ONES[octets].sum())
+        return total
 
     @property
     def unchanged(self) -> int:
@@ -104,7 +109,7 @@ class FaultTable:
         for first, last in pairwise(edges):
             if first < last:
                 layout = bits.layout(self.tensors[int(numbers[first])].dtype)
-                values += layout.decode(column[part][first:last]).tolist()
+                values += layout.decode(column[part][first:last].astype(np.uint64)).tolist()
         return values
 
     def _row(self, row: int, before: Any, after: Any) -> dict[str, Any]:
@@ -132,16 +137,14 @@ class FaultTable:
             "offset": None if offset < 0 else offset,
         }
 
-    def npz(self) -> bytes:
-        """The table as a .npz archive, the same bytes for the same rows."""
+    def write_npz(self, path: Path) -> None:
+        """Write the table as a .npz archive, the same bytes for the same rows."""
         import zipfile
 
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:  # np.savez can't: one column is called as its own parameter
+        with zipfile.ZipFile(path, "w") as archive:  # np.savez can't: one column is called as its own parameter
             for name, column in self._stored().items():
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, column, allow_pickle=False)
-        return buffer.getvalue()
 
     def _stored(self) -> dict[str, Any]:
         """The arrays of the archive."""
@@ -157,7 +160,7 @@ class FaultTable:
         }
 
 
-_ONES = np.array([bin(octet).count("1") for octet in range(256)])
+_ONES = np.array([bin(octet).count("1") for octet in range(256)], np.uint8)
 """Bits set in each byte."""
 
 _ARRAYS = {
@@ -169,10 +172,10 @@ _ARRAYS = {
 def table_of(struck: Sequence[Struck], files: Sequence[str]) -> FaultTable:
     """The table of what changes_of found; `files` as the manifest shall name them, in the order of Changes.files."""
     tensors = tuple(StruckTensor(s.tensor.name, s.tensor.dtype, s.tensor.shape, s.tensor.aliases) for s in struck)
-    numbers = np.repeat(np.arange(len(struck)), [len(s.flat) for s in struck])
+    numbers = np.repeat(np.arange(len(struck), dtype=np.min_scalar_type(len(struck))), [len(s.flat) for s in struck])
     columns = {name: _concatenated([getattr(s, name) for s in struck], kind) for name, kind in _ARRAYS.items()
                if name != "tensor"}  # fmt: skip
-    return FaultTable(tensors, tuple(files), numbers.astype(np.int64), **columns)
+    return FaultTable(tensors, tuple(files), numbers, **columns)
 
 
 def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> FaultTable:
@@ -227,7 +230,7 @@ def _last(tensors: Mapping[str, StruckTensor], name: str) -> int:
 
 
 def _concatenated(arrays: list[Any], kind: Any) -> Any:
-    return np.concatenate(arrays).astype(kind, copy=False) if arrays else np.zeros(0, kind)
+    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
 
 
 def _compact(column: Any) -> Any:
