@@ -115,19 +115,51 @@ class BitLayout:
         return np.asarray(np.where(finite | infinite, values, np.nan))
 
     def encode(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> Bits:
-        """The bits of float64 values rounded to this floating-point dtype, to nearest, ties to even."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = values.astype(self._numpy_dtype())
-        unsigned = np.uint8 if self.width <= 8 else np.dtype(f"u{self.width // 8}")
-        return rounded.view(unsigned).astype(np.uint64) & _ones(self.width)
+        """The bits of float64 values rounded to this floating-point dtype, to nearest, ties to even.
 
-    def _numpy_dtype(self) -> np.dtype[Any]:
-        if self.specials == "ieee" and (native := _NATIVE.get(self.width)) and native[2] == self.mantissa:
-            return np.dtype(native[0])
-        import ml_dtypes
+        Too large: infinity, else NaN, else the largest number, as the dtype has them. NaN: the dtype's positive quiet
+        one, whatever the sign; minus zero where there is none. float8_e8m0fnu has powers of two alone: ties go up,
+        and what is not positive is NaN.
+        """
+        if self.specials == "scale":
+            return self._encode_scale(values)
+        _, exponents = np.frexp(values)
+        # Subnormal numbers have the lowest exponent too, and so has zero, for which frexp says 0.
+        lowest = np.where(values == 0, 1 - self.bias, np.maximum(exponents - 1, 1 - self.bias))
+        with np.errstate(invalid="ignore"):
+            steps = np.rint(np.ldexp(np.abs(values), self.mantissa - lowest))
+            steps = np.where(np.isfinite(values), steps, 0).astype(np.uint64)
+        # The leading 1 of a normal number, and a carry out of the mantissa, count the exponent up by themselves.
+        bits = ((lowest + self.bias - 1).astype(np.uint64) << np.uint64(self.mantissa)) + steps
+        largest, overflow = self._limits()
+        bits = np.where((bits > largest) | np.isinf(values), overflow, bits)
+        signed = np.signbit(values)
+        if self.specials == "fnuz":
+            signed &= (bits != 0) & (bits != overflow)
+        bits = bits | (signed.astype(np.uint64) << np.uint64(self.width - 1))
+        return np.where(np.isnan(values), self._nan(), bits)
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name))
-        return dtype
+    def _encode_scale(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> Bits:
+        fractions, exponents = np.frexp(values)
+        codes = np.maximum(exponents - 1 + self.bias + (fractions >= 0.75), 0)
+        positive = np.isfinite(values) & (values > 0)
+        return np.where(positive, np.minimum(codes, 255), 255).astype(np.uint64)
+
+    def _limits(self) -> tuple[np.uint64, np.uint64]:
+        """The bits of the largest number, and what stands for larger ones."""
+        body = _ones(self.width - 1)
+        if self.specials == "ieee":
+            infinity = _ones(self.exponent) << np.uint64(self.mantissa)
+            return infinity - np.uint64(1), infinity
+        if self.specials == "fn":
+            return body - np.uint64(1), body
+        return body, body + np.uint64(1) if self.specials == "fnuz" else body
+
+    def _nan(self) -> np.uint64:
+        """The bits of a NaN; minus zero in a dtype that has none."""
+        if self.specials == "ieee":
+            return _ones(self.exponent + 1) << np.uint64(self.mantissa - 1)
+        return _ones(self.width - 1) if self.specials == "fn" else np.uint64(1 << (self.width - 1))
 
     def value(self, bits: int) -> float | int | bool:
         """The one number that `bits` stand for, as a Python object."""

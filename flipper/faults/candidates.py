@@ -8,45 +8,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from flipper.bits import BitLayout
 from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.elements import Int
 from flipper.faults.effects import Effect, strike
+from flipper.faults.guards import Guards, Passed
 from flipper.faults.philox import words_at
-from flipper.faults.population import Units
+from flipper.faults.population import Segment, Units
 from flipper.faults.stream import Stream
 
-Passed = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ENUMERATED = 1 << 18
+"""Units that are tried together when all of them are."""
 
-ENUMERATED = 1 << 16
-"""Elements whose every unit is tried together."""
+ATTEMPTS = 8
+"""Slots of an element that are tried one by one, before all of them are looked at."""
 
-
-@dataclass(frozen=True)
-class Guards:
-    """Conditions on the struck element. finite: it is a finite number. max_abs: bound on its magnitude.
-    direction: "0to1" or "1to0", the only way in which bits may change (and one does)."""
-
-    finite: bool = False
-    max_abs: float | None = None
-    direction: str | None = None
-
-    def __bool__(self) -> bool:
-        return self.finite or self.max_abs is not None or self.direction is not None
-
-    def passed(self, layout: BitLayout, before: Bits, after: Bits) -> Passed:
-        """Which of the changes the guards let through."""
-        ok = np.ones(after.shape, np.bool_)
-        if self.direction is not None:
-            gone, new = before & ~after, after & ~before
-            wanted, unwanted = (new, gone) if self.direction == "0to1" else (gone, new)
-            ok &= (wanted != 0) & (unwanted == 0)
-        if self.finite:
-            ok &= layout.is_finite(after)
-        if self.max_abs is not None:
-            ok &= np.abs(layout.decode(after).astype(np.float64)) <= self.max_abs
-        return ok
+_SLOT_MASKS = np.array([(1 << max(slots - 1, 0).bit_length()) - 1 for slots in range(65)], np.uint64)
+"""For each number of slots the mask of the bits that number them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +33,7 @@ class Candidates:
 
     values: the stream that random values and slots come from, by element, so that they don't depend on the order
         in which candidates are looked at.
-    slots_drawn: units are elements, and the slot in each comes from `values`.
+    slots_drawn: units are elements, and the slot in each comes from `values`: any of those that pass the guards.
     """
 
     checkpoint: Checkpoint
@@ -66,61 +44,114 @@ class Candidates:
     slots_drawn: bool = False
 
     def faults(self, units: Bits) -> tuple[Int, Int, Bits, Bits]:
-        """Segment number, flat index, mask and value of each unit's fault."""
+        """Segment number, flat index, mask and value of each unit's fault; the units ascend."""
         owner, element, slot = self.units.locate(units)
-        flat, masks, values = element, np.zeros(len(units), np.uint64), np.zeros(len(units), np.uint64)
-        if self.slots_drawn:
-            slot = self._drawn_slots(units, self.units.slots[owner])
+        flat, masks, values = element, np.empty(len(units), np.uint64), np.zeros(len(units), np.uint64)
+        words = self._words(units)
         for index, rows in _rows_by_owner(owner):
             segment = self.units.segments[index]
-            flat[rows] = segment.flat(element[rows])
+            own = segment.flat(element[rows])
+            if self.slots_drawn:
+                slot[rows] = self._drawn_slots(segment, units[rows], own)
+            flat[rows] = own
             masks[rows] = np.array(segment.masks, np.uint64)[slot[rows]]
-            if self.effect.needs_values:
-                before = self.checkpoint.read_bits(segment.tensor, flat[rows])
-                values[rows] = self.effect.value(segment.tensor.layout, masks[rows], before, before)
-        if not self.effect.needs_values:
-            words = words_at(self.values, self.units.element_ids(units)) if self.effect.kind == "random" else masks
-            values = self.effect.value(self.units.segments[0].tensor.layout, masks, masks, words)
+            before = self.checkpoint.read_bits(segment.tensor, own) if self.effect.needs_values else words[rows]
+            values[rows] = self.effect.value(segment.tensor.layout, masks[rows], before, words[rows])
         return owner, flat, masks, values
 
     def accept(self, units: Bits) -> Passed:
         """Which units pass the guards; reads the elements concerned and no others."""
-        owner, flat, masks, values = self.faults(units)
+        owner, element, slot = self.units.locate(units)
+        words = self._words(units)
         ok = np.zeros(len(units), np.bool_)
         for index, rows in _rows_by_owner(owner):
-            tensor = self.units.segments[index].tensor
-            before = self.checkpoint.read_bits(tensor, flat[rows])
-            after = strike(before, self.effect.op, masks[rows], values[rows])
-            ok[rows] = self.guards.passed(tensor.layout, before, after)
+            segment = self.units.segments[index]
+            flat = segment.flat(element[rows])
+            if self.slots_drawn:
+                ok[rows] = self._drawn_slots(segment, units[rows], flat) >= 0
+                continue
+            before = self.checkpoint.read_bits(segment.tensor, flat)
+            ok[rows] = self._passed(segment, before, np.array(segment.masks, np.uint64)[slot[rows]], words[rows])
         return ok
 
     def passing(self) -> Iterator[Bits]:
         """All units that pass the guards, ascending, in blocks; the checkpoint is streamed once."""
         for index, segment in enumerate(self.units.segments):
-            per_element = 1 if self.slots_drawn else len(segment.masks)
-            step = max(ENUMERATED // per_element, 1)
-            for first in range(0, segment.elements, step):
-                last = min(first + step, segment.elements)
-                start, end = self.units.first_unit(index, first), self.units.first_unit(index, last)
-                units = np.arange(start, end, dtype=np.uint64)
-                yield units[self.accept(units)]
+            step = max(ENUMERATED // len(segment.masks) // 8 * 8, 8)
+            blocks = self._blocks(segment, step)
+            for first, before in zip(range(0, segment.elements, step), blocks, strict=True):
+                start = self.units.first_unit(index, first)
+                last = first + len(before)
+                units = np.arange(start, self.units.first_unit(index, last), dtype=np.uint64)
+                table = self._table(segment, before, self._words(units))
+                yield units[table.any(axis=1) if self.slots_drawn else table.ravel()]
 
-    def _drawn_slots(self, units: Bits, slots: Int) -> Int:
-        """A uniform slot for each element: words of its own, masked and rejected, so that it is exact."""
+    def _blocks(self, segment: Segment, step: int) -> Iterator[Bits]:
+        """The elements that may be struck, `step` at a time."""
+        if segment.own is None:
+            yield from self.checkpoint.blocks(segment.tensor, step)
+            return
+        for first in range(0, len(segment.own), step):
+            yield self.checkpoint.read_bits(segment.tensor, segment.own[first : first + step])
+
+    def _words(self, units: Bits) -> Bits:
+        """A random word for each unit's element, where the effect needs one."""
+        return words_at(self.values, self.units.element_ids(units)) if self.effect.kind == "random" else units
+
+    def _passed(self, segment: Segment, before: Bits, masks: Bits, words: Bits) -> Passed:
+        layout = segment.tensor.layout
+        after = strike(before, self.effect.op, masks, self.effect.value(layout, masks, before, words))
+        return self.guards.passed(layout, before, after)
+
+    def _table(self, segment: Segment, before: Bits, words: Bits) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """Which slots of the elements pass the guards, bool[elements, slots]; words: one an element, where needed."""
+        table = np.empty((len(before), len(segment.masks)), np.bool_)
+        for slot, mask in enumerate(segment.masks):
+            table[:, slot] = self._passed(segment, before, np.array([mask], np.uint64), words)
+        return table
+
+    def _drawn_slots(self, segment: Segment, units: Bits, flat: Int) -> Int:
+        """A slot for each element, uniform among those that pass the guards; -1 where none does.
+
+        Words of the element's own, masked; those out of range or refused by the guards are rejected, so it is exact.
+        """
+        ids = self.units.element_ids(units)
+        masks = np.array(segment.masks, np.uint64)
+        before = self.checkpoint.read_bits(segment.tensor, flat) if self.guards else ids
         chosen = np.full(len(units), -1, np.int64)
+        rows = np.arange(len(units))
         attempt = 0
-        while len(open_rows := np.flatnonzero(chosen < 0)):
-            words = words_at(self.values.child(f"slot {attempt}"), self.units.element_ids(units[open_rows]))
-            choices = slots[open_rows]
-            drawn = (words & _SLOT_MASKS[choices]).astype(np.int64)
-            inside = drawn < choices
-            chosen[open_rows[inside]] = drawn[inside]
+        while len(rows) and not (self.guards and attempt == ATTEMPTS):
+            drawn = self._slot_words(f"slot {attempt}", ids[rows]) & _SLOT_MASKS[len(masks)]
+            good = drawn < len(masks)
+            inside = np.flatnonzero(good)
+            if self.guards:
+                good[inside] = self._passed(segment, before[rows[inside]], masks[drawn[inside]], before[rows[inside]])
+            chosen[rows[good]] = drawn[good]
+            rows = rows[~good]
             attempt += 1
+        for first in range(0, len(rows), ENUMERATED // 64):
+            part = rows[first : first + ENUMERATED // 64]
+            chosen[part] = self._slots_of_table(self._table(segment, before[part], before[part]), ids[part])
         return chosen
 
+    def _slots_of_table(self, table: np.ndarray[tuple[int, int], np.dtype[np.bool_]], ids: Bits) -> Int:
+        counts = table.sum(axis=1)
+        turn = np.zeros(len(ids), np.int64)  # which of the passing ones
+        rows = np.flatnonzero(counts > 1)
+        attempt = 0
+        while len(rows):
+            words = self._slot_words(f"passing slot {attempt}", ids[rows])
+            drawn = (words & _SLOT_MASKS[counts[rows]]).astype(np.int64)
+            good = drawn < counts[rows]
+            turn[rows[good]] = drawn[good]
+            rows = rows[~good]
+            attempt += 1
+        slots = np.argmax(np.cumsum(table, axis=1) == turn[:, None] + 1, axis=1)
+        return np.where(counts > 0, slots, -1)
 
-_SLOT_MASKS = np.array([(1 << max(slots - 1, 0).bit_length()) - 1 for slots in range(65)], np.uint64)
-"""For each number of slots the mask of the bits that number them."""
+    def _slot_words(self, purpose: str, ids: Bits) -> Bits:
+        return words_at(self.values.child(purpose), ids)
 
 
 def _rows_by_owner(owner: Int) -> Iterator[tuple[int, slice | Int]]:

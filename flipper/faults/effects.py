@@ -87,8 +87,10 @@ class Effect:
         if self.kind == "random":
             return random & masks
         if self.kind == "scale":
-            with np.errstate(over="ignore", invalid="ignore"):
-                return layout.encode(np.asarray(layout.decode(before), np.float64) * float(self.factor))
+            numbers = np.asarray(layout.decode(before), np.float64)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                scaled = layout.encode(numbers * float(self.factor))
+            return np.where(np.isnan(numbers), before, scaled)  # processors differ in the bits of a computed NaN
         return np.zeros_like(masks)
 
 
@@ -97,4 +99,6 @@ def strike(before: Bits, op: Any, masks: Bits, values: Bits) -> Bits:
 
     op: FLIP or WRITE, one for all or one an element.
     """
+    if isinstance(op, int):
+        return before ^ masks if op == FLIP else (before & ~masks) | (values & masks)
     return np.where(np.asarray(op) == FLIP, before ^ masks, (before & ~masks) | (values & masks))

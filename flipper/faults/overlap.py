@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from flipper.checkpoints.elements import Int
 from flipper.checkpoints.tensor import Extent, Tensor, run_of
 from flipper.errors import CheckpointError
+from flipper.faults.taken import first_occurrences
 
 SELF_OVERLAP_LIMIT = 8
 """A view may name each element of its storage this often before it is refused rather than listed element by element."""
+
+BLOCK = 1 << 18
+"""Elements of a view that are looked at together."""
+
+_Map = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Gap = tuple[int, int]
+"""First byte and the one after the last."""
 
 
 def distinct_elements(tensors: Sequence[Tensor]) -> dict[str, Int]:
     """For each tensor that shares bytes with another, or with itself: the flat indexes that count as its own.
 
-    tensors: in the order in which they take precedence. Tensors that share nothing are left out of the result.
+    tensors: by name. Bytes go to the tensor with the widest elements, among these to the first; so no byte of an
+    element is taken away alone, as the elements of all views are aligned to their width.
+    Tensors that share nothing are left out of the result.
     """
     found: dict[str, Int] = {}
     for cluster in _clusters(tensors):
         if len(cluster) > 1 or not _injective(cluster[0]):
-            found.update(_share_out(cluster))
+            found.update(_share_out(sorted(cluster, key=lambda tensor: -tensor.layout.width)))
     return found
 
 
@@ -48,6 +60,7 @@ def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _run(tensor: Tensor) -> Extent:
+    """Its run of bytes: in a file, or inside a deflated archive entry."""
     run = run_of(tensor.place)
     assert run is not None
     return run[1]
@@ -55,12 +68,14 @@ def _run(tensor: Tensor) -> Extent:
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     strides = _run(tensor).strides
-    if strides is not None:
-        return strides
+    return _row_major(tensor) if strides is None else strides
+
+
+def _row_major(tensor: Tensor) -> tuple[int, ...]:
     return tuple(math.prod(tensor.dims[axis + 1 :]) for axis in range(len(tensor.dims)))
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
+def _span(tensor: Tensor) -> Gap:
     """First byte and the one after the last that its elements touch."""
     start = _run(tensor).start
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, _strides(tensor), strict=True))
@@ -85,54 +100,110 @@ def _dense(tensor: Tensor) -> bool:
 
 def _share_out(cluster: Sequence[Tensor]) -> dict[str, Int]:
     """Each byte goes to the first tensor that has it; an element counts where all its bytes are its tensor's own."""
-    low = min(_span(tensor)[0] for tensor in cluster)
-    high = max(_span(tensor)[1] for tensor in cluster)
-    whole: list[tuple[int, int]] = []
-    taken: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    taken = _Intervals()
     shares: dict[str, Int] = {}
-    for tensor in cluster:
-        start, stop = _span(tensor)
-        if any(first <= start and stop <= last for first, last in whole):
+    for index, tensor in enumerate(cluster):
+        gaps = taken.gaps(*_span(tensor))
+        whole = gaps == [_span(tensor)]
+        if not gaps:
             shares[tensor.name] = np.zeros(0, np.int64)
-            continue
-        if _dense(tensor) and taken is None and not any(first < stop and start < last for first, last in whole):
-            whole.append((start, stop))
-            continue
-        if taken is None:
-            taken = np.zeros(high - low, np.bool_)
-            for first, last in whole:
-                taken[first - low : last - low] = True
-        shares[tensor.name] = _claim(tensor, taken, low)
+        elif whole and _dense(tensor):
+            taken.add(*gaps[0])
+        elif _dense(tensor) and _strides(tensor) == _row_major(tensor):
+            shares[tensor.name] = _claim_gaps(tensor, gaps, taken)
+        else:
+            return shares | _share_out_bytes(cluster[index:], taken)
     return shares
 
 
-def _claim(tensor: Tensor, taken: np.ndarray[tuple[int], np.dtype[np.bool_]], low: int) -> Int:
+class _Intervals:
+    """Bytes that are taken, as disjoint intervals."""
+
+    def __init__(self) -> None:
+        self.all: list[Gap] = []
+
+    def add(self, start: int, stop: int) -> None:
+        """Take bytes that are free."""
+        insort(self.all, (start, stop))
+
+    def gaps(self, start: int, stop: int) -> list[Gap]:
+        """What is free between two bytes."""
+        found = []
+        index = max(bisect_right(self.all, (start, start)) - 1, 0)
+        while start < stop and index < len(self.all) and self.all[index][0] < stop:
+            first, last = self.all[index]
+            if first > start:
+                found.append((start, first))
+            start = max(start, last)
+            index += 1
+        return [*found, (start, stop)] if start < stop else found
+
+
+def _claim_gaps(tensor: Tensor, gaps: Sequence[Gap], taken: _Intervals) -> Int:
+    """The elements of a row-major tensor that lie in free bytes; takes their bytes."""
+    origin, width = _span(tensor)[0], tensor.layout.width
+    ranges = [np.zeros(0, np.int64)]
+    for start, stop in gaps:
+        first, last = -((origin - start) * 8 // width), min((stop - origin) * 8 // width, tensor.elements)
+        if first < last:
+            ranges.append(np.arange(first, last, dtype=np.int64))
+            taken.add(origin + first * width // 8, origin + (last * width + 7) // 8)
+    return np.concatenate(ranges)
+
+
+def _share_out_bytes(cluster: Sequence[Tensor], intervals: _Intervals) -> dict[str, Int]:
+    """The same by a map of all bytes, for views of any strides."""
+    low = min(_span(tensor)[0] for tensor in cluster)
+    high = max(_span(tensor)[1] for tensor in cluster)
+    taken = np.zeros(high - low, np.bool_)
+    for first, last in intervals.all:
+        taken[max(first - low, 0) : max(last - low, 0)] = True
+    return {tensor.name: _claim(tensor, taken, low) for tensor in cluster}
+
+
+def _claim(tensor: Tensor, taken: _Map, low: int) -> Int:
     """The elements none of whose bytes are taken, first index first; takes their bytes."""
-    flat = _candidates(tensor)
-    (part,) = _run(tensor).locate(tensor.dims, tensor.layout, flat)
-    first = part.offsets - low
-    if not tensor.layout.packed:  # neighbours of a packed dtype share a byte and still are two elements
-        rank = np.argsort(first, kind="stable")
-        once = np.sort(rank[np.concatenate(([True], np.diff(first[rank]) != 0))])
-        flat, first = flat[once], first[once]
-    size = tensor.layout.itemsize or 1
-    free = np.ones(len(flat), np.bool_)
-    for index in range(size):
-        free &= ~taken[first + index]
-    for index in range(size):
-        taken[first[free] + index] = True
-    return np.sort(flat[free])
+    width = tensor.layout.width
+    # Neighbours of a packed dtype share a byte and still are two elements: their bytes are taken together.
+    block = _candidate_count(tensor) if tensor.layout.packed else BLOCK
+    own = [np.zeros(0, np.int64)]
+    for flat in _candidates(tensor, max(block, 1)):
+        (part,) = _run(tensor).locate(tensor.dims, tensor.layout, flat)
+        first = (part.offsets - low) * 8 + (0 if part.shifts is None else part.shifts)
+        free = first_occurrences(first.astype(np.uint64))
+        for byte in _bytes_of(first, width):
+            free &= ~taken[byte]
+        for byte in _bytes_of(first[free], width):
+            taken[byte] = True
+        own.append(flat[free])
+    return np.concatenate(own)
 
 
-def _candidates(tensor: Tensor) -> Int:
-    """Flat indexes that can be the first of their element: index 0 along every expanded (stride 0) axis."""
-    strides = _strides(tensor)
-    sizes = tuple(1 if stride == 0 else size for size, stride in zip(tensor.dims, strides, strict=True))
+def _bytes_of(first_bits: Int, width: int) -> Iterator[Int]:
+    """The first, second, ... byte of elements; the last again where an element has fewer than others."""
+    last = (first_bits + (width - 1)) // 8
+    for index in range((width + 14) // 8):
+        yield np.minimum(first_bits // 8 + index, last)
+
+
+def _candidate_sizes(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(1 if stride == 0 else n for n, stride in zip(tensor.dims, _strides(tensor), strict=True))
+
+
+def _candidate_count(tensor: Tensor) -> int:
+    return math.prod(_candidate_sizes(tensor))
+
+
+def _candidates(tensor: Tensor, block: int) -> Iterator[Int]:
+    """Flat indexes that can be the first of their element, ascending: index 0 along every expanded (stride 0) axis."""
+    sizes, count = _candidate_sizes(tensor), _candidate_count(tensor)
     start, stop = _span(tensor)
-    if math.prod(sizes) * tensor.layout.width > 8 * SELF_OVERLAP_LIMIT * (stop - start):
+    if count * tensor.layout.width > 8 * SELF_OVERLAP_LIMIT * (stop - start):
         raise CheckpointError(
             "unsupported-storage", f"the view {tensor.name} overlaps itself too often; leave it out by --exclude"
         )
-    index = np.unravel_index(np.arange(math.prod(sizes), dtype=np.int64), sizes)
-    flat: Int = np.ravel_multi_index(index, tensor.dims).astype(np.int64) if sizes else np.zeros(1, np.int64)
-    return flat
+    for first in range(0, count, block):
+        within: Any = np.arange(first, min(first + block, count), dtype=np.int64)
+        if sizes:
+            within = np.ravel_multi_index(np.unravel_index(within, sizes), tensor.dims).astype(np.int64)
+        yield within

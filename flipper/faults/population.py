@@ -11,7 +11,7 @@ import numpy as np
 from flipper.bits.layout import BitLayout, Bits
 from flipper.checkpoints.elements import Int
 from flipper.checkpoints.tensor import Tensor
-from flipper.errors import NothingEligible
+from flipper.errors import UsageError
 from flipper.faults.overlap import distinct_elements
 
 
@@ -78,12 +78,13 @@ class Population:
 def populate(tensors: Sequence[Tensor], positions: Callable[[BitLayout], tuple[int, ...]]) -> Population:
     """The population of eligible bits: `positions` says which bits of an element are."""
     ordered = sorted(tensors, key=lambda tensor: tensor.name)
-    own = distinct_elements(ordered)
+    eligible = {tensor.name: positions(tensor.layout) for tensor in ordered}
+    # A view without an eligible bit must not take its bytes away from another that has some.
+    own = distinct_elements([tensor for tensor in ordered if eligible[tensor.name]])
     segments = []
     for tensor in ordered:
-        eligible = positions(tensor.layout)
-        masks = tuple(1 << position for position in eligible)
-        segment = Segment(tensor, eligible, masks, own.get(tensor.name))
+        masks = tuple(1 << position for position in eligible[tensor.name])
+        segment = Segment(tensor, eligible[tensor.name], masks, own.get(tensor.name))
         if segment.bits:
             segments.append(segment)
     return Population(tuple(segments))
@@ -98,7 +99,8 @@ def with_masks(population: Population, masks: Callable[[Segment], tuple[int, ...
 class Units:
     """A flat index space 0 .. size-1 over (segment, element, slot), ordered by tensor name, element, slot.
 
-    per_element: one unit for each element, whatever its slots.
+    per_element: one unit for each element, whatever its slots. slots: how many an element of each segment has.
+    first_elements: the number of each segment's first element, when all elements are counted.
     """
 
     def __init__(self, segments: Sequence[Segment], per_element: bool = False) -> None:
@@ -109,22 +111,29 @@ class Units:
         sizes = [count * slots for count, slots in zip(counts, self._per_element.tolist(), strict=True)]
         self.size = sum(sizes)
         if self.size >= 1 << 63:
-            raise NothingEligible(f"{self.size} places to strike are more than 2**63; select less")
+            raise UsageError(f"{self.size} places to strike are more than 2**63; select less")
         self._starts = _starts(sizes)
-        self._first_elements = _starts(counts)
+        self.first_elements = _starts(counts)
 
     def locate(self, units: Bits) -> tuple[Int, Int, Int]:
         """Segment number, element number in the segment and slot of each unit (int64 each)."""
         within = units.astype(np.int64)
-        owner = np.searchsorted(self._starts, within, side="right") - 1
+        if np.all(within[1:] >= within[:-1]):
+            ends = np.searchsorted(within, [*self._starts[1:], self.size])
+            owner = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        else:
+            owner = np.searchsorted(self._starts, within, side="right") - 1
         within -= self._starts[owner]
-        element, slot = np.divmod(within, self._per_element[owner])
-        return owner, element, slot
+        first = self._per_element[0]
+        # Dividing by one number is several times faster than by as many as there are units.
+        each = first if np.all(self._per_element == first) else self._per_element[owner]
+        element = within // each
+        return owner, element, within - element * each
 
     def element_ids(self, units: Bits) -> Bits:
         """A number for each unit's element, the same for all its units and for no other; ascends with the units."""
         owner, element, _ = self.locate(units)
-        return (self._first_elements[owner] + element).astype(np.uint64)
+        return (self.first_elements[owner] + element).astype(np.uint64)
 
     def first_unit(self, owner: int, element: int) -> int:
         """The first unit of an element."""

@@ -135,7 +135,7 @@ def _by_rejection(stream: Stream, size: int, n: int, key: Key, accept: Accept | 
     batch = n + n // 8 + _FEW
     while wanted > 0 and spare > 0:
         start = stream.position
-        batch = min(batch, max(_BATCH, n // 4))
+        batch = min(batch, max(8 * _BATCH, n // 4))
         units = stream.below(size, batch)
         keys = key(units)
         passed = _passed(units, keys, accept, taken)
@@ -148,7 +148,8 @@ def _by_rejection(stream: Stream, size: int, n: int, key: Key, accept: Accept | 
         parts.append(units[chosen])
         wanted -= len(chosen)
         spare -= used - len(chosen)
-        batch *= 2
+        # Twice as many, but not many more than it takes if as large a part is accepted as before.
+        batch = min(2 * batch, wanted * used // max(len(chosen), 1) * 9 // 8 + _FEW)
     return np.concatenate(parts)
 
 
@@ -217,7 +218,7 @@ def allocate(
     to the group of the next integer that falls to one with room. Once the groups with room own half of the
     range or less, a new range is made of them alone. Raises TooFewBits when n exceeds the room.
     """
-    shares = _whole(weights if weights is not None else [1] * len(capacities), len(capacities))
+    shares = whole_shares(weights if weights is not None else [1] * len(capacities), len(capacities))
     reachable = sum(capacity for capacity, share in zip(capacities, shares, strict=True) if share)
     if n > reachable:
         raise TooFewBits(
@@ -289,7 +290,7 @@ def _occurrence(picks: NDArray[np.intp]) -> U64:
     return before
 
 
-def _whole(weights: Sequence[Fraction | int], groups: int) -> list[int]:
+def whole_shares(weights: Sequence[Fraction | int], groups: int) -> list[int]:
     """The smallest whole numbers in the ratios of the weights."""
     if len(weights) != groups:
         raise ValueError(f"{len(weights)} weights for {groups} groups")

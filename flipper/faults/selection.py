@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from flipper import bits
 from flipper.checkpoints.roles import ROLES
@@ -57,13 +58,33 @@ class Selection:
 
     def _named(self, tensors: Sequence[Tensor], patterns: Iterable[str], option: str) -> list[int]:
         found: list[int] = []
-        spellings = [[spelling for name in tensor.names for spelling in short_names(name)] for tensor in tensors]
+        spellings = [_spellings(tensor.names) for tensor in tensors]
         for pattern in patterns:
             matched = _match(pattern, spellings, option)
             if not matched:
                 raise UsageError(f"{option} {pattern!r} matches no tensor{_close_names(pattern, spellings)}")
             found += matched
         return found
+
+
+def weights_of(weights: Mapping[str, Fraction], tensors: Sequence[Tensor]) -> dict[str, Fraction]:
+    """The weight of each layer that a pattern names: by one of its tensors, else by the layer's own name.
+
+    Of several patterns that fit a layer the last counts. Raises UsageError when a pattern fits none.
+    """
+    found: dict[str, Fraction] = {}
+    tensor_names = [_spellings(tensor.names) for tensor in tensors]
+    layer_names = [_spellings([tensor.layer]) for tensor in tensors]
+    for pattern, weight in weights.items():
+        matched = _match(pattern, tensor_names, "--weight") or _match(pattern, layer_names, "--weight")
+        if not matched:
+            raise UsageError(f"--weight {pattern!r} matches no selected layer{_close_names(pattern, tensor_names)}")
+        found.update((tensors[index].layer, weight) for index in matched)
+    return found
+
+
+def _spellings(names: Iterable[str]) -> list[str]:
+    return [spelling for name in names for spelling in short_names(name)]
 
 
 def short_names(name: str) -> list[str]:
@@ -75,23 +96,26 @@ def short_names(name: str) -> list[str]:
 
 
 def _match(pattern: str, spellings: list[list[str]], option: str) -> list[int]:
-    """Indexes of the tensors that fit; an exact name wins, then a module prefix or glob over the whole name."""
-    exact = [index for index, names in enumerate(spellings) if pattern in names]
-    if exact:
-        return exact
-    fits = _matcher(pattern, option)
-    return [index for index, names in enumerate(spellings) if any(map(fits, names))]
+    """Indexes of the tensors that fit: by an exact name, else by a module prefix, else by a glob or expression."""
+    for fits in _matchers(pattern, option):
+        found = [index for index, names in enumerate(spellings) if any(map(fits, names))]
+        if found:
+            return found
+    return []
 
 
-def _matcher(pattern: str, option: str) -> Callable[[str], object]:
+def _matchers(pattern: str, option: str) -> Iterator[Callable[[str], object]]:
+    """The ways to read a pattern; the first that fits any tensor is meant."""
+    yield pattern.__eq__
     if pattern.startswith("re:"):
         try:
-            return re.compile(pattern[3:]).fullmatch
-        except re.error as error:
+            yield re.compile(pattern[3:]).fullmatch
+        except (re.error, OverflowError, RecursionError) as error:
             raise UsageError(f"{option} {pattern!r} is not a regular expression: {error}") from error
-    glob = re.compile(fnmatch.translate(pattern)).match
+        return
     prefixes = (pattern + ".", pattern + "/")
-    return lambda name: name.startswith(prefixes) or glob(name)
+    yield lambda name: name.startswith(prefixes)
+    yield re.compile(fnmatch.translate(pattern)).match
 
 
 def _close_names(pattern: str, spellings: list[list[str]]) -> str:
