@@ -211,7 +211,7 @@ def _wide(source: Source, extra: bytes, size: int, packed: int, header: int, dis
 
 def _with_limits(source: Source, records: list[Entry], directory: int) -> tuple[Entry, ...]:
     records.sort(key=lambda entry: entry.header)
-    limits = [entry.header for entry in records[1:]] + [directory]
+    limits = [*(entry.header for entry in records), directory][1:]
     entries = []
     for entry, limit in zip(records, limits, strict=True):
         if entry.header + _LOCAL.size + entry.packed > limit:

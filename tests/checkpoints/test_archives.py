@@ -220,3 +220,9 @@ def test_random_damage_raises_nothing_but_named_reasons(tmp_path):
                 data[generator.integers(len(data) - 250, len(data))] = generator.integers(256)
             with suppress(CheckpointError):
                 list(problems(archive_of(tmp_path, bytes(data))))
+
+
+def test_an_archive_without_entries_is_read(tmp_path):
+    buffer = io.BytesIO()
+    zipfile.ZipFile(buffer, "w").close()
+    assert archive_of(tmp_path, buffer.getvalue()).entries == ()
