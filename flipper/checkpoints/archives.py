@@ -58,8 +58,8 @@ class Archive:
         self.by_name = {entry.name: entry for entry in self.entries}
         self._starts: dict[int, int] = {}
         if len(self.by_name) < len(self.entries):
-            twice, _ = Counter(entry.name for entry in self.entries).most_common(1)[0]
-            raise broken(source, f"two entries are called {twice!r}")
+            counts = Counter(entry.name for entry in self.entries)
+            self.by_name = {name: entry for name, entry in self.by_name.items() if counts[name] == 1}
 
     def data_start(self, entry: Entry) -> int:
         """Where the bytes of an entry begin; reads and checks its local header."""

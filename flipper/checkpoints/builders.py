@@ -32,16 +32,8 @@ def build(function: Any, args: Any, budget: Budget) -> Any:
         raise TypeError("a call needs a tuple of arguments")
     if type(function) is not Global:
         return Object(function.name if type(function) is Object else type(function).__name__, args)
-    builder = _BY_GLOBAL.get(function)
+    builder = BY_GLOBAL.get(function)
     return Object(function.qualified, args) if builder is None else builder(args, budget)
-
-
-def known(name: Global) -> bool:
-    """Whether this module knows what the global stands for."""
-    module = _MODULES.get(name.module, name.module)
-    if module in ("torch", "torch.storage", "torch.cuda") and (name.name.endswith("Storage") or name.name in _MARKERS):
-        return True
-    return name in _BY_GLOBAL or name.qualified in _HARMLESS or module.startswith(_HARMLESS_MODULES)
 
 
 def persistent(identity: Any) -> Any:
@@ -70,7 +62,7 @@ def _storage_dtype(name: str) -> str | None:
     if name == "UntypedStorage":
         return None
     try:
-        return _STORAGES[name]
+        return STORAGES[name]
     except KeyError:
         raise ValueError(f"unknown storage {name[:40]}") from None
 
@@ -249,7 +241,7 @@ _SCALARS = {
     "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
 }  # fmt: skip
 
-_STORAGES = {
+STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
@@ -257,13 +249,6 @@ _STORAGES = {
     "QUInt8Storage": "quint8", "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2",
     "QUInt2x4Storage": "quint2x4",
 }  # fmt: skip
-
-_MARKERS = frozenset({
-    *_STORAGES.values(), "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "per_tensor_affine", "per_channel_affine",
-    "per_channel_affine_float_qparams",
-})  # fmt: skip
-"""Names in torch that only say which dtype or kind of quantisation is meant."""
 
 _MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "numpy.core.multiarray": "numpy._core.multiarray"}
 """Older spellings of modules."""
@@ -291,6 +276,7 @@ _BUILDERS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "torch.jit._pickle.build_boollist": _first,
     "torch.jit._pickle.restore_type_tag": _first,
     "torch.Size": _size,
+    "torch.torch_version.TorchVersion": _first,
     "collections.OrderedDict": _dictionary,
     "collections.Counter": _dictionary,
     "collections.defaultdict": _defaults,
@@ -305,25 +291,9 @@ _BUILDERS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "numpy._core.multiarray.scalar": _scalar,
 }
 
-_BY_GLOBAL = {
+BY_GLOBAL = {
     (module, name.rpartition(".")[2]): builder
     for name, builder in _BUILDERS.items()
     for module in (name.rpartition(".")[0], *(old for old, new in _MODULES.items() if new == name.rpartition(".")[0]))
 }
 """_BUILDERS by module, each of its spellings, and name."""
-
-_HARMLESS = frozenset({
-    "argparse.Namespace", "types.SimpleNamespace", "numpy.dtype", "numpy.ndarray", "torch.device", "torch.Tensor",
-    "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct", "collections.deque",
-    "torch.serialization._get_layout", "torch.torch_version.TorchVersion", "torch.nn.parameter.Parameter",
-    "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int", "builtins.float", "builtins.str",
-    "builtins.bool", "builtins.object", "builtins.slice", "builtins.range", "__builtin__.object", "__builtin__.list",
-    "__builtin__.dict", "__builtin__.int", "__builtin__.float", "__builtin__.str", "__builtin__.slice",
-    "__builtin__.xrange", "__builtin__.tuple", "__builtin__.bool",
-})  # fmt: skip
-"""Names that stay Objects, but that no user needs to be told of."""
-
-_HARMLESS_MODULES = (
-    "torch.nn.modules.", "torch.optim.", "torch.distributed.tensor", "torch.distributed.device_mesh",
-    "torch.distributed._mesh_layout", "__torch__", "datetime", "pathlib",
-)  # fmt: skip

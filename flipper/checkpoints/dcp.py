@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flipper.checkpoints import archive_crcs, pytorch
-from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.dcp_pieces import Item, Items, Piece, Pieces, tile
 from flipper.checkpoints.elements import Bytes, Int
+from flipper.checkpoints.known_globals import known
 from flipper.checkpoints.pickled_tree import globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
 from flipper.checkpoints.source import Source

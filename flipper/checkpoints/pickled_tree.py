@@ -1,4 +1,10 @@
-"""Pickled tree: the neutral tree of what a pickle stream describes, and its tensors under dotted names."""
+"""Pickled tree: the neutral tree of what a pickle stream describes, and its tensors under dotted names.
+
+A tensor saved alone is called `tensor`. A module has the names of its state dict. Tensors made of tensors have parts:
+`w.indices` and `w.values` (sparse; `crow_indices`, `col_indices` ... where rows or columns are compressed), `w.values`,
+`w.sizes`, `w.strides` and `w.offsets` (nested), `w.scales` and `w.zero_points` (quantised by channel, beside `w`
+itself), and the attributes of a wrapper. A DTensor is its local tensor.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +104,7 @@ class PickledTree:
         attributes = value.attributes()
         if all(type(attributes.get(part)) is dict for part in _MODULE_PARTS):
             return self._module(attributes, name)
-        if value.name in _NAMESPACES:
+        if value.name in _NAMESPACES or value.name.startswith("__torch__."):
             return self._mapping(attributes, name)
         before = len(self.tensors)
         for content in (attributes, value.mapping, value.items, value.args, value.state):
@@ -108,17 +114,24 @@ class PickledTree:
         return Opaque(value.name)
 
     def _module(self, attributes: dict[Any, Any], name: str) -> dict[Any, Tree]:
-        """What its state dict would hold, and other tensors that it holds as plain attributes."""
+        """What its state dict would hold, and other tensors that it holds as plain attributes.
+
+        Attributes that only repeat what the state dict has (an RNN's list of its weights) are left out.
+        """
+        first = len(self.tensors)
         grown: dict[Any, Tree] = {}
         for part in _MODULE_PARTS:
             held = {key: value for key, value in attributes[part].items() if value is not None}
             grown.update(self._mapping(held, name))
+        own = {id(stored) for _, stored in self.tensors[first:]}
         for key, value in attributes.items():
             if key not in _MODULE_PARTS and key not in grown:
                 before = len(self.tensors)
                 self._spend(1)
                 tree = self._grow(value, join(name, key))
-                if len(self.tensors) > before:
+                if all(id(stored) in own for _, stored in self.tensors[before:]):
+                    del self.tensors[before:]
+                else:
                     grown[key] = tree
         return grown
 

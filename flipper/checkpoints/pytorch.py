@@ -11,10 +11,10 @@ import numpy as np
 from flipper.bits.layout import Bits
 from flipper.checkpoints.archive_crcs import crc_masks, problems
 from flipper.checkpoints.archives import STORED, Archive, Entry, broken, mentions
-from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint, Edit
 from flipper.checkpoints.elements import Bytes, Int, byte_masks, combine, gather
 from flipper.checkpoints.inflate import inflated
+from flipper.checkpoints.known_globals import known
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
 from flipper.checkpoints.rezip import rezip
@@ -144,7 +144,7 @@ def read_stream(archive: Archive, pickle: str, folder: str, order: str, name: st
     where = f"{archive.source.path}: {pickle[:80]}"
     entry = archive.by_name.get(pickle)
     if entry is None:
-        raise broken(archive.source, f"the entry {pickle!r} is missing")
+        raise broken(archive.source, f"the entry {pickle[:80]!r} is missing or there twice")
     value, machine = load(content(archive, entry), where)
     grown = PickledTree(value, where, machine.steps + SHARED_LIMIT, name)
     homes: dict[str, Home] = {}
@@ -162,7 +162,7 @@ def read_stream(archive: Archive, pickle: str, folder: str, order: str, name: st
 def _home(archive: Archive, name: str, order: str) -> Home:
     entry = archive.by_name.get(name)
     if entry is None:
-        raise broken(archive.source, f"the entry {name[:80]!r} is missing, which a tensor needs")
+        raise broken(archive.source, f"the entry {name[:80]!r}, which a tensor needs, is missing or there twice")
     start = archive.data_start(entry)
     if entry.method == STORED:
         return Home("", start, entry.size, order)

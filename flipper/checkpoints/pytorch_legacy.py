@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flipper.checkpoints.builders import known
 from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.known_globals import known
 from flipper.checkpoints.pickle_operations import Ended
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, Machine

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flipper.checkpoints.builders import known
+from flipper.checkpoints.known_globals import known
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
 from flipper.checkpoints.stubs import Global, Object

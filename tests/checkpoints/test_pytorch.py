@@ -163,6 +163,17 @@ def test_a_whole_module_reads_as_its_state_dict(tmp_path, kind):
     assert checkpoint.tensor("net.0.weight").role == "parameter"
 
 
+def test_a_recurrent_module_lists_its_weights_once(tmp_path):
+    model = torch.nn.LSTM(2, 3)
+    assert_same_bits(made(tmp_path, model), model.state_dict())
+
+
+def test_raw_storages_are_tensors_with_one_axis(tmp_path, kind):
+    halves = torch.arange(3).half()
+    path = made(tmp_path, {"typed": halves.storage(), "untyped": halves.clone().untyped_storage()}, kind)
+    assert_same_bits(path, {"typed": halves, "untyped": halves.view(torch.uint8)})
+
+
 class Tagged(torch.Tensor):
     """A subclass with nothing of its own."""
 
