@@ -39,6 +39,15 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+LONGEST: Final = 1000
+"""Characters of a message about a checkpoint: names in a damaged file may have millions."""
+
+
+def shortened(text: str) -> str:
+    """The text with its middle left out where it is too long."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-190:]}"
+
+
 class FlipperError(Exception):
     """Base of all errors that flipper raises on purpose; the message is one or two lines for the user."""
 
@@ -63,7 +72,7 @@ class CheckpointError(FlipperError, ValueError):
     def __init__(self, reason: str, message: str) -> None:
         if reason not in REASONS:
             raise KeyError(reason)
-        super().__init__(f"{printable(message)} [{reason}]")
+        super().__init__(f"{printable(shortened(message))} [{reason}]")
         self.reason = reason
         self.message = message
 

@@ -9,11 +9,13 @@ from typing import Any
 
 
 def text(value: Any, separators: tuple[str, str] | None = None) -> str:
-    """The value as JSON on one line, by the rules of `strict`."""
+    """The value as JSON on one line, by the rules of `strict`; lone surrogates are escaped, so that it has a UTF-8."""
     try:  # nearly every value is strict as it is, and then json's own encoder does it ten times as fast
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators, default=strict)
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators, default=strict)
     except (TypeError, ValueError):
-        return json.dumps(strict(value), ensure_ascii=False, allow_nan=False, separators=separators)
+        line = json.dumps(strict(value), ensure_ascii=False, allow_nan=False, separators=separators)
+    # Python spells a lone surrogate as JSON does.
+    return line if line.isascii() else line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def strict(value: Any) -> Any:

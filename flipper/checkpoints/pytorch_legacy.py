@@ -103,8 +103,9 @@ def _run_streams(data: bytes, source: Source) -> _Streams:
         storages.update(machine.storages)
         names += machine.globals.values()
     _magic, protocol, _system, value, keys = values
-    if protocol != PROTOCOL:
-        raise _broken(source, f"protocol {str(protocol)[:20]}, known is {PROTOCOL}")
+    if type(protocol) is not int or protocol != PROTOCOL:
+        seen = hex(protocol)[:20] if type(protocol) is int else type(protocol).__name__  # a tuple may nest too deep
+        raise _broken(source, f"protocol {seen}, known is {PROTOCOL}")
     return _Streams(value, keys, storages, names, steps, position)
 
 

@@ -1,6 +1,7 @@
 """Runs cases in one process, which may die of them: `child.py CORPUS FORMAT SEED FIRST LAST PROGRESS KEEP`.
 
-Prints one JSON line a finding, and how many cases were still good enough to be struck. PROGRESS holds the number of the case that is being run.
+Prints one JSON line a finding, and how many cases were still good enough to be struck. PROGRESS holds the number of
+the case that is being run.
 """
 
 import io
