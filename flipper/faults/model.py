@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +19,7 @@ SPREADS = ("uniform", "per-layer", "layer-uniform", "tensor-uniform", "weighted"
 FIELDS = ("sign", "exponent", "mantissa")
 DIRECTIONS = ("0to1", "1to0")
 
-Number = int | float | str | Fraction
+Number = int | float | str | Decimal | Fraction
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class FaultModel:
         for name in ("layers", "exclude", "roles", "dtypes"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for name in ("count", "burst"):
+            object.__setattr__(self, name, _plain_int(getattr(self, name)))
         if (self.fit is None) != (self.hours is None):
             raise UsageError("--fit and --hours go together: a field rate and a time")
         amounts = [name for name in ("count", "ber", "fraction", "fit") if getattr(self, name) is not None]
@@ -91,8 +95,16 @@ class FaultModel:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
+def _plain_int(value: Any) -> Any:
+    """Whole numbers of any type (numpy's too) as int; anything else as it is, to be refused by name."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, Fraction):
+    if isinstance(value, Fraction | Decimal):
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
@@ -134,9 +146,9 @@ def _check_spread(model: FaultModel) -> None:
         unknown = sorted(set(model.field_weights) - set(FIELDS))
         if unknown:
             raise UsageError(f"--field-weight: {unknown[0]!r} is none of {', '.join(FIELDS)}")
-    for option, weights in (("--weight", model.weights), ("--field-weight", model.field_weights)):
-        values = [_decimal(option, weight) for weight in (weights or {}).values()]
-        if values and (min(values) < 0 or max(values) == 0):
+    for option, weights in (("--weight", model.weights or None), ("--field-weight", model.field_weights)):
+        values = [_decimal(option, weight) for weight in ({} if weights is None else weights).values()]
+        if weights is not None and (min(values, default=0) < 0 or max(values, default=0) == 0):
             raise UsageError(f"{option}: weights are not negative, and one at least is positive")
 
 
