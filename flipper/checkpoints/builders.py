@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTensor
+from flipper.checkpoints.stubs import Global, Object, Parts, Storage, StoredTensor, safe_key
 
 DIMENSIONS = 64
 """The most axes of a tensor."""
@@ -43,7 +43,7 @@ def persistent(identity: Any) -> Any:
     if identity[0] == "module":
         return identity[1]
     kind, storage_type, key, _location, count, *rest = identity
-    if kind != "storage" or type(storage_type) is not Global or not _natural(count):
+    if kind != "storage" or type(storage_type) is not Global or type(key) not in (str, int) or not _natural(count):
         raise TypeError("unknown kind of persistent id")
     view = rest[0] if rest else None
     first = 0
@@ -172,7 +172,7 @@ def _dictionary(args: tuple[Any, ...], budget: Budget) -> Any:
     made = Object("collections.OrderedDict")
     budget.spend(len(args[0]))
     for key, value in args[0]:
-        made.mapping[key if type(key) is str else f"{key!r:.40}"] = value
+        made.mapping[safe_key(key, len(made.mapping))] = value
     return made.mapping
 
 

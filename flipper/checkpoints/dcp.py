@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,11 +54,13 @@ class DcpDirectory(Checkpoint):
         self._objects: dict[str, Item] = {}
         tensors = []
         for name, described in _attribute(path, metadata, "state_dict_metadata", dict).items():
+            if not isinstance(name, str):
+                raise _broken(path, "a name in state_dict_metadata is no text")
             attributes = described.attributes() if isinstance(described, Object) else {}
             if "chunks" in attributes:
-                tensors.append(self._tensor(path, str(name), attributes, saved))
+                tensors.append(self._tensor(path, name, attributes, saved))
             elif (name, None) in saved:
-                self._objects[str(name)] = saved[name, None].item
+                self._objects[name] = saved[name, None].item
         super().__init__(path, sources, settle(tensors))
         self.notes = globals_note(name for name in names if not known(name) and not _of_dcp(name))
 
@@ -163,13 +166,13 @@ def _saved(path: Path, storage: dict[Any, Any]) -> dict[tuple[Any, Any], _Saved]
             raise _broken(path, "storage_data does not map indexes to places")
         key, place = index.attributes(), info.attributes()
         file, span = place.get("relative_path"), (place.get("offset"), place.get("length"))
-        if not isinstance(file, str):
-            raise _broken(path, "a place in storage_data lacks a path")
+        if not isinstance(file, str) or not isinstance(key.get("fqn"), str):
+            raise _broken(path, "a place in storage_data lacks a path or a name")
         start, size = _size(path, span)
         if Path(file).is_absolute() or ".." in Path(file).parts or "\0" in file:
             raise _broken(path, f"it names a file outside the directory: {file[:80]!r}")
         offsets = None if key.get("offset") is None else _size(path, key["offset"])
-        saved[str(key.get("fqn")), offsets] = _Saved(Item(file, start, size), bool(place.get("transform_descriptors")))
+        saved[key["fqn"], offsets] = _Saved(Item(file, start, size), bool(place.get("transform_descriptors")))
     return saved
 
 
@@ -180,7 +183,7 @@ def _natural(value: Any) -> bool:
 def _sources(path: Path, saved: Mapping[Any, _Saved]) -> dict[str, Source]:
     sources = {}
     for file in sorted({place.item.file for place in saved.values()}):
-        if not (path / file).is_file():
+        if not os.path.isfile(path / file):  # False, too, for names that no file can have
             raise CheckpointError("missing-shard", f"{path}: .metadata names {file}, which is not there")
         sources[file] = Source(path / file)
     for place in saved.values():

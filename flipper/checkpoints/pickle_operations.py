@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flipper.checkpoints.builders import build, persistent
-from flipper.checkpoints.stubs import Global, Object, Storage, StoredTensor
+from flipper.checkpoints.stubs import Object, Storage, safe_key
 
 if TYPE_CHECKING:
     from flipper.checkpoints.pickles import Machine
@@ -125,22 +125,7 @@ def _update(target: Any, items: list[Any]) -> None:
     if type(mapping) is not dict:
         raise TypeError(f"{type(target).__name__} has no keys")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        mapping[key if type(key) is str else _key(key, mapping)] = value
-
-
-def _key(key: Any, mapping: dict[Any, Any]) -> Any:
-    """A key that is safe to hash: no deep tuple, no integer whose hash the stream could choose."""
-    if key is None or isinstance(key, (bool, float, bytes, Global, Object, StoredTensor)):
-        return key
-    if isinstance(key, int):
-        return key if key.bit_length() <= 64 else hex(key)
-    if isinstance(key, tuple) and len(key) <= 8 and all(_plain(item) for item in key):
-        return repr(key)
-    return f"{type(key).__name__}-{len(mapping)}"
-
-
-def _plain(item: Any) -> bool:
-    return isinstance(item, (str, bool, float)) or (isinstance(item, int) and item.bit_length() <= 64)
+        mapping[key if type(key) is str else safe_key(key, len(mapping))] = value
 
 
 def _dictionary(machine: Machine) -> dict[Any, Any]:

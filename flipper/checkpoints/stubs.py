@@ -76,3 +76,21 @@ class Parts:
 
     name: str
     parts: Mapping[str, Any]
+
+
+def safe_key(key: Any, position: int) -> Any:
+    """A key that is safe to hash and to print: no deep tuple, no integer whose hash the stream could choose.
+
+    position: how many keys there were before, for one that is neither.
+    """
+    if key is None or isinstance(key, (str, bool, float, bytes, Global, Object, StoredTensor)):
+        return key
+    if isinstance(key, int):
+        return key if key.bit_length() <= 64 else hex(key)
+    if isinstance(key, tuple) and len(key) <= 8 and all(_plain(item) for item in key):
+        return repr(key)
+    return f"{type(key).__name__}-{position}"
+
+
+def _plain(item: Any) -> bool:
+    return isinstance(item, (str, bool, float)) or (isinstance(item, int) and item.bit_length() <= 64)

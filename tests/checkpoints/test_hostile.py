@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,50 @@ def test_names_that_have_no_utf8_are_struck_and_recorded(tmp_path: Path) -> None
         made = inject(checkpoint, tmp_path / "out", draw(checkpoint, FaultModel(), seed=1))
     assert made.path is not None
     assert [row["tensor"] for row in read_manifest(made.path).faults] == ["\ud800"]
+
+
+DEEP = b")" + b"\x85" * 5000
+"""Operations of a pickle stream that make a tuple nested too deep to print."""
+
+
+def zipped(path: Path, stream: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", stream)
+        archive.writestr("model/version", "3\n")
+    return path
+
+
+def test_the_key_of_a_storage_that_nests_deeper_than_python_can_print(tmp_path: Path) -> None:
+    stream = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\n" + DEEP + b"X\x03\0\0\0cpuK\x01tQ."
+    assert refused(zipped(tmp_path / "model.pt", stream)).reason == "pickle"
+
+
+def test_the_key_of_an_ordered_dict_that_nests_deeper_than_python_can_print(tmp_path: Path) -> None:
+    stream = b"\x80\x02ccollections\nOrderedDict\n]" + DEEP + b"K\x01\x86a\x85R."
+    with open_checkpoint(zipped(tmp_path / "model.pt", stream)) as checkpoint:
+        assert checkpoint.tree() == {"tuple-0": 1}
+
+
+def test_a_dcp_index_whose_name_nests_deeper_than_python_can_print(tmp_path: Path) -> None:
+    def made(name: bytes, state: bytes) -> bytes:
+        return b"c" + name + b"\n)\x81}" + state + b"b"
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    index = made(b"torch.distributed.checkpoint.metadata\nMetadataIndex", text("fqn") + DEEP + b"s")
+    place = text("relative_path") + text("x.distcp") + b"s" + text("offset") + b"K\0s" + text("length") + b"K\x08s"
+    info = made(b"torch.distributed.checkpoint.filesystem\n_StorageInfo", place)
+    storage = text("storage_data") + b"}" + index + info + b"s" + b"s"
+    whole = made(b"torch.distributed.checkpoint.metadata\nMetadata", text("state_dict_metadata") + b"}s" + storage)
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02" + whole + b".")
+    (tmp_path / "x.distcp").write_bytes(bytes(8))
+    error = refused(tmp_path)
+    assert error.reason == "header"
+    assert "name" in error.message
+
+
+def test_an_index_that_names_a_file_too_long_for_any_filesystem(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "x" * 5000 + ".safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert refused(tmp_path).reason == "missing-shard"
