@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -77,7 +78,7 @@ class Extent:
 
     def locate(self, dims: tuple[int, ...], layout: BitLayout, flat: Int) -> Iterator[Located]:
         steps = flat
-        if self.strides is not None:
+        if self.strides:
             steps = np.zeros(len(flat), np.int64)
             for index, stride in zip(np.unravel_index(flat, dims), self.strides, strict=True):
                 steps += index * stride
@@ -153,7 +154,7 @@ class Tensor:
     role: str = "parameter"
     aliases: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def layout(self) -> BitLayout:
         """What the bits of an element mean; only for supported tensors."""
         return bits.layout(self.dtype)
@@ -163,13 +164,13 @@ class Tensor:
         """Whether its elements can be read and struck."""
         return self.place.reason is None
 
-    @property
+    @cached_property
     def dims(self) -> tuple[int, ...]:
         """The shape in real numbers: a complex dtype has a trailing axis of 2."""
         complex_axis = (2,) if self.supported and self.layout.components == 2 else ()
         return self.shape + complex_axis
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """How many real numbers it holds."""
         return math.prod(self.dims)
