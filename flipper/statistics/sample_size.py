@@ -42,7 +42,9 @@ def margin_reached(population: int, trials: int, confidence: float = 0.95, propo
 
 
 def _quantile(confidence: float) -> float:
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    """The cut-off point t, to four decimals as the paper gives it (1.96, 2.5758), so that published trials come out."""
+    exact = NormalDist().inv_cdf((1 + confidence) / 2)
+    return round(exact, 4) or exact
 
 
 def _check(population: int, confidence: float, proportion: float) -> None:

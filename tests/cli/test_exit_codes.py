@@ -83,7 +83,7 @@ def failing(s, t):
         ["train", "digits-mlp", "--metrics", taken],
     ]  # fmt: skip
     unreadable = [
-        ["inspect", text], ["inspect", taken], ["inspect", t], ["inject", text, "-o", t / "x"],
+        ["inspect", text], ["inspect", taken], ["inspect", ROOT / "tests"], ["inject", text, "-o", t / "x"],
         ["inject", text, "--in-place"], ["inject", text, "--dry-run"], ["diff", s, text], ["diff", text, s],
         ["verify", text], ["verify", s, "--manifest", manifest(s), "--source", text],
         ["replay", manifest(s), text, "-o", t / "x"], ["convert", text, "-o", t / "x", "--to", "hdf5"],
