@@ -18,7 +18,7 @@ BUFFER = 4 << 20
 
 _UNSUPPORTED = {
     errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ETXTBSY, errno.ENOTTY,
-    errno.EBADF,
+    errno.EBADF, errno.ENOTSOCK,
 }  # fmt: skip
 """Errors that mean "not between these two files", after which the next way is tried."""
 
@@ -39,7 +39,8 @@ def copy(source: Path, target: Path) -> bool:
             done = _advance(way, reader.fileno(), writer.fileno(), done, size)
             if done == size:
                 break
-        os.ftruncate(writer.fileno(), done)
+    if done < size:
+        raise OSError(errno.EIO, f"the source ended at byte {done} of {size} while it was copied")
     return False
 
 
@@ -84,6 +85,8 @@ def _advance(way: Callable[[int, int, int, int], int], reader: int, writer: int,
 
 
 def _copy_file_range(reader: int, writer: int, offset: int, count: int) -> int:
+    if not hasattr(os, "copy_file_range"):  # it is Linux's own
+        return 0
     return os.copy_file_range(reader, writer, count, offset, offset)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flipper.checkpoints import Checkpoint
-from flipper.errors import CheckpointError, OutputError, UsageError
+from flipper.errors import CheckpointError, FlipperError, OutputError, UsageError
 from flipper.faults.plan import FaultPlan
 from flipper.injection.changes import Changes
 from flipper.injection.differences import patches_between
@@ -21,37 +21,45 @@ from flipper.injection.recording import (
     checksum_patches,
     free_place,
     manifest_of,
-    manifest_path,
-    stacked_manifests,
+    next_manifest,
+    refuse_overlap,
     with_output,
 )
+from flipper.injection.undo import undo
 
 
-def alter_in_place(
-    checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, force: bool, note: Record
-) -> Manifest:
+def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, force: bool, note: Record) -> Manifest:
     """Alter the files of a checkpoint. The manifest serves as journal: it holds the old bytes, and it is on the disk
     before the first of them changes.
 
     Raises UsageError for links (without `force`), CheckpointError for bytes that have no place to patch, OutputError.
     """
     _refuse_links(checkpoint, changes, force)
-    number = len(stacked_manifests(checkpoint.path)) + 1
-    place = free_place(note.path or manifest_path(checkpoint.path, number), force)
+    place = free_place(note.path or next_manifest(checkpoint.path), force)
+    refuse_overlap(checkpoint, place)
     rewritten = _planned(checkpoint, changes)
     manifest = manifest_of(checkpoint, plan, changes, checkpoint.path, place, note, rewritten)
     _check_writable(checkpoint, changes)
     write_manifest(manifest, place, force, sync=True)
     try:
         for file in changes.struck_files:
-            _alter(checkpoint, changes, file, rewritten.patches)
+            _alter(checkpoint, changes, file, rewritten)
+        if note.digests or rewritten.sizes:
+            manifest = with_output(manifest, checkpoint, checkpoint.path, note)
+            write_manifest(manifest, place, force=True, sync=True)
     except OSError as error:
-        cause = error.strerror or str(error)
-        raise OutputError(f"{checkpoint.path}: {cause}; `flipper undo {checkpoint.path}` restores it") from error
-    if note.digests or rewritten.sizes:
-        manifest = with_output(manifest, checkpoint, checkpoint.path, note)
-        write_manifest(manifest, place, force=True, sync=True)
+        raise _restored(checkpoint.path, place, error) from error
     return replace(manifest, path=place)
+
+
+def _restored(path: Path, place: Path, error: OSError) -> OutputError:
+    """The error to raise after the file was put back as it was."""
+    cause = error.strerror or str(error)
+    try:
+        undo(path, place)
+    except (FlipperError, OSError):
+        return OutputError(f"{path}: {cause}; `flipper undo {path} --manifest {place}` restores it")
+    return OutputError(f"{path}: {cause}; it is as it was")
 
 
 def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
@@ -79,10 +87,12 @@ def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
     return Rewritten(tuple(patches), tuple(sizes))
 
 
-def _alter(checkpoint: Checkpoint, changes: Changes, file: str, patches: tuple[Patch, ...]) -> None:
+def _alter(checkpoint: Checkpoint, changes: Changes, file: str, rewritten: Rewritten) -> None:
     path = checkpoint.sources[file].path
     if file in changes.edits:
-        write_runs(path, [(patch.offset, patch.after) for patch in patches if patch.file == file])
+        mine = [patch for patch in rewritten.patches if patch.file == file]
+        grown = sum(len(patch.after) - len(patch.before) for patch in mine)
+        write_runs(path, [(patch.offset, patch.after) for patch in mine], dict(rewritten.sizes)[file] + grown)
     else:
         patch(path, *changes.file_masks(file), sync=True)
 

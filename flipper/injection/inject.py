@@ -14,7 +14,7 @@ from flipper.injection.changes import Changes, changes_of
 from flipper.injection.copying import copy, link_or_copy
 from flipper.injection.differences import patches_between
 from flipper.injection.in_place import alter_in_place
-from flipper.injection.manifest import Manifest, write_manifest
+from flipper.injection.manifest import Manifest, remove_manifest, write_manifest
 from flipper.injection.patching import copy_patched
 from flipper.injection.recording import (
     Record,
@@ -23,6 +23,8 @@ from flipper.injection.recording import (
     free_place,
     manifest_of,
     manifest_path,
+    refuse_overlap,
+    stacked_manifests,
     with_output,
 )
 
@@ -56,16 +58,32 @@ def _copy(
 ) -> Manifest:
     _refuse_same(checkpoint, output)
     place = free_place(note.path or manifest_path(output), force)
-    with atomic_output(output, force, directory=checkpoint.is_directory, sync=sync) as temporary:
-        if checkpoint.is_directory:
-            _copy_unstruck(checkpoint, temporary, set(changes.struck_files))
-        rewritten = Rewritten()
-        for file in changes.struck_files or sorted({""} & set(checkpoint.sources)):
-            rewritten = _write_altered(checkpoint, changes, file, temporary, rewritten)
-        manifest = manifest_of(checkpoint, plan, changes, output, place, note, rewritten)
-        manifest = with_output(manifest, checkpoint, temporary, note)
-        write_manifest(manifest, place, force, sync)
+    refuse_overlap(checkpoint, place, output)
+    recorded = False
+    try:
+        with atomic_output(output, force, directory=checkpoint.is_directory, sync=sync) as temporary:
+            rewritten = _write_copy(checkpoint, changes, temporary)
+            manifest = manifest_of(checkpoint, plan, changes, output, place, note, rewritten)
+            manifest = with_output(manifest, checkpoint, temporary, note)
+            write_manifest(manifest, place, force, sync)
+            recorded = True
+    except BaseException:
+        if recorded:
+            remove_manifest(place)
+        raise
+    for stale in stacked_manifests(output):  # those of the file that stood here before
+        if not stale.samefile(place):
+            remove_manifest(stale)
     return replace(manifest, path=place)
+
+
+def _write_copy(checkpoint: Checkpoint, changes: Changes, target: Path) -> Rewritten:
+    if checkpoint.is_directory:
+        _copy_unstruck(checkpoint, target, set(changes.struck_files))
+    rewritten = Rewritten()
+    for file in changes.struck_files or sorted({""} & set(checkpoint.sources)):
+        rewritten = _write_altered(checkpoint, changes, file, target, rewritten)
+    return rewritten
 
 
 def _copy_unstruck(checkpoint: Checkpoint, target: Path, struck: set[str]) -> None:
@@ -74,19 +92,27 @@ def _copy_unstruck(checkpoint: Checkpoint, target: Path, struck: set[str]) -> No
     Shards share blocks or are hard links where the filesystem can; the small files beside them are real copies, since
     people edit these.
     """
-    for folder, _, names in os.walk(checkpoint.path):
+    for folder, inner, names in os.walk(checkpoint.path, followlinks=True):
         relative = Path(folder).relative_to(checkpoint.path)
         (target / relative).mkdir(exist_ok=True)
+        if _is_loop(Path(folder), len(relative.parts)):
+            inner.clear()
+            continue
         for name in names:
             file = (relative / name).as_posix()
             original, copied = (Path(folder) / name).resolve(), target / file
-            if file in struck:
+            if file in struck or not original.is_file():  # sockets and pipes, links that lead nowhere
                 continue
             if file in checkpoint.sources:
                 link_or_copy(original, copied)
             else:
                 copied.touch()
                 copy(original, copied)
+
+
+def _is_loop(folder: Path, depth: int) -> bool:
+    """Whether a folder is, by a link, one of the `depth` folders that it lies in."""
+    return any(os.path.samefile(folder, above) for above in folder.parents[:depth])
 
 
 def _write_altered(checkpoint: Checkpoint, changes: Changes, file: str, folder: Path, before: Rewritten) -> Rewritten:

@@ -112,22 +112,50 @@ def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bo
     Raises OutputError when one of them exists (without `force`) or can't be written.
     """
     document = manifest.document()
-    if len(manifest.table) > INLINE:
-        table_path = table_file(path)
-        with atomic_output(table_path, force, sync=sync) as temporary:
-            manifest.table.write_npz(temporary)
-            digest = sha256_of(temporary)
-        document["faults"] = {"file": table_path.name, "count": len(manifest.table), "sha256": digest}
-    else:
-        document["faults"] = manifest.faults
+    former = _table_named_in(path) if force else None
+    with atomic_output(path, force, sync=sync) as temporary:
+        if len(manifest.table) <= INLINE:
+            document["faults"] = manifest.faults
+            _write_text(document, temporary)
+        else:
+            former = None if former == table_file(path) else former
+            _write_with_table(manifest, document, temporary, path, force, sync)
+    if former is not None:
+        former.unlink(missing_ok=True)
+
+
+def _write_with_table(
+    manifest: Manifest, document: dict[str, Any], temporary: Path, path: Path, force: bool, sync: bool
+) -> None:
+    """Write both; the table takes its place first, so that no manifest ever stands without it."""
+    table_path = table_file(path)
+    with atomic_output(table_path, force, sync=sync) as table:
+        manifest.table.write_npz(table)
+        document["faults"] = {"file": table_path.name, "count": len(manifest.table), "sha256": sha256_of(table)}
+        _write_text(document, temporary)
+
+
+def _write_text(document: Mapping[str, Any], path: Path) -> None:
+    # A name that isn't Unicode holds lone surrogates, whose backslashed form JSON reads as the same.
+    path.write_text(_text(document), "utf-8", "backslashreplace")
+
+
+def remove_manifest(path: Path) -> None:
+    """Remove a manifest, then the table that it names."""
+    table = _table_named_in(path)
+    path.unlink(missing_ok=True)
+    if table is not None:
+        table.unlink(missing_ok=True)
+
+
+def _table_named_in(path: Path) -> Path | None:
+    """The table of the manifest at `path`; None if it has none, or is no manifest."""
     try:
-        with atomic_output(path, force, sync=sync) as temporary:
-            # A name that isn't Unicode holds lone surrogates, whose backslashed form JSON reads as the same.
-            temporary.write_text(_text(document), "utf-8", "backslashreplace")
-    except FlipperError:
-        if len(manifest.table) > INLINE:
-            table_file(path).unlink(missing_ok=True)
-        raise
+        document = json.loads(path.read_text("utf-8"))
+        named = document["faults"]["file"] if document["schema"] == SCHEMA else None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return path.parent / Path(named).name if isinstance(named, str) else None
 
 
 def _text(document: Mapping[str, Any]) -> str:
@@ -159,10 +187,10 @@ def read_manifest(path: Path) -> Manifest:
         raise FlipperError(f"{path} is no manifest: its schema is not {SCHEMA}")
     try:
         return _manifest(document, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, FlipperError):
-            raise
-        raise FlipperError(f"{path} is a damaged manifest: {error!r}") from error
+    except FlipperError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise FlipperError(f"{path} is a damaged manifest: {str(error)[:100] or type(error).__name__}") from error
 
 
 def _manifest(document: dict[str, Any], path: Path) -> Manifest:
@@ -172,9 +200,10 @@ def _manifest(document: dict[str, Any], path: Path) -> Manifest:
     else:
         table = table_from_rows(faults, {target["name"]: target["shape"] for target in document["targets"]})
     patches = tuple(
-        Patch(row["file"], int(row["offset"]), bytes.fromhex(row["before"]), bytes.fromhex(row["after"]))
+        Patch(_inside(row["file"]), _natural(row["offset"]), bytes.fromhex(row["before"]), bytes.fromhex(row["after"]))
         for row in document["patches"]
     )
+    document["sizes"] = {_inside(file): _natural(size) for file, size in document["sizes"].items()}
     kept = (
         "source", "output", "seed", "draw", "spec", "population", "drawn", "sizes", "rewritten", "keep_checksums",
         "created",
@@ -183,6 +212,19 @@ def _manifest(document: dict[str, Any], path: Path) -> Manifest:
         table=table, patches=patches, strata=tuple(document["strata"]), argv=tuple(document["argv"]),
         version=document["flipper"], path=path, **{name: document[name] for name in kept},
     )  # fmt: skip
+
+
+def _inside(file: str) -> str:
+    """The name of a file of the checkpoint: one that leads out of it would let a manifest write anywhere."""
+    if os.path.isabs(file) or ".." in Path(file).parts or "\0" in file:
+        raise ValueError(f"the file {file!r:.80} is not inside the checkpoint")
+    return file
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is not a place in a file")
+    return value
 
 
 def _table_bytes(path: Path, digest: str) -> bytes:
@@ -198,7 +240,7 @@ def _table_bytes(path: Path, digest: str) -> bytes:
 def timestamp() -> str:
     """Now in UTC, or the time that SOURCE_DATE_EPOCH names."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    seconds = int(epoch) if epoch.isdigit() else time.time()
+    seconds = int(epoch) if epoch.isdecimal() and len(epoch) < 12 else time.time()
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 

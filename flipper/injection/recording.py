@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 
 import flipper
 from flipper.checkpoints import Checkpoint
-from flipper.errors import OutputError
+from flipper.errors import OutputError, UsageError
 from flipper.faults.draw import DRAW
 from flipper.faults.plan import FaultPlan
 from flipper.injection.changes import Changes
-from flipper.injection.manifest import Manifest, Patch, sha256_of, timestamp
+from flipper.injection.manifest import Manifest, Patch, sha256_of, table_file, timestamp
 from flipper.injection.table import FaultTable, table_of
 
 
@@ -54,10 +55,25 @@ def manifest_path(output: Path, number: int = 1) -> Path:
 
 def stacked_manifests(path: Path) -> list[Path]:
     """The manifests beside a file, oldest first."""
-    found: list[Path] = []
-    while (following := manifest_path(path, len(found) + 1)).exists():
-        found.append(following)
-    return found
+    return [manifest for _, manifest in sorted(_numbered_manifests(path).items())]
+
+
+def next_manifest(path: Path) -> Path:
+    """Where the manifest of the next injection in place goes."""
+    return manifest_path(path, max(_numbered_manifests(path), default=0) + 1)
+
+
+def _numbered_manifests(path: Path) -> dict[int, Path]:
+    """The manifests beside a file by number; one in the middle may be gone."""
+    first = manifest_path(path)
+    stem = re.escape(first.name.removesuffix(".json"))
+    named = re.compile(rf"{stem}(?:\.([2-9]|[1-9][0-9]+))?\.json")
+    try:
+        names = os.listdir(first.parent)
+    except OSError:  # a folder may be open to those who know its names only
+        names = [first.name] if first.exists() else []
+    matches = {name: named.fullmatch(name) for name in names}
+    return {int(match[1] or 1): first.with_name(name) for name, match in matches.items() if match}
 
 
 def free_place(place: Path, force: bool) -> Path:
@@ -65,6 +81,17 @@ def free_place(place: Path, force: bool) -> Path:
     if place.exists() and not force:
         raise OutputError(f"{place} exists; --force overwrites")
     return place
+
+
+def refuse_overlap(checkpoint: Checkpoint, place: Path, output: Path | None = None) -> None:
+    """Refuse a manifest in the place of the source, of its files or of the output; raises UsageError."""
+    mine = [checkpoint.path, *(source.path for source in checkpoint.sources.values())]
+    if output is not None:
+        mine.append(output)
+    for path in mine:
+        for file in (place, table_file(place)):
+            if os.path.realpath(file) == os.path.realpath(path):
+                raise UsageError(f"the manifest can't lie at {file}, which is the checkpoint; give another --manifest")
 
 
 def checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Iterator[Patch]:

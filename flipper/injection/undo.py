@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from flipper.checkpoints import Checkpoint, open_checkpoint
 from flipper.checkpoints.elements import byte_masks, combine
 from flipper.errors import FlipperError, MismatchError, OutputError, UsageError
 from flipper.injection.changes import Masks
-from flipper.injection.manifest import Manifest, Patch, read_manifest, table_file
+from flipper.injection.manifest import Manifest, Patch, read_manifest, remove_manifest
 from flipper.injection.patching import patch, write_runs
 from flipper.injection.recording import stacked_manifests
 
@@ -40,9 +39,7 @@ def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None =
             patch(path, *masks, sync=True)
     except OSError as error:
         raise OutputError(f"{target}: {error.strerror or error}; the same undo goes on from here") from error
-    for file in (place, table_file(place)):
-        with suppress(FileNotFoundError):
-            file.unlink()
+    remove_manifest(place)
     return record
 
 
@@ -98,9 +95,7 @@ def _element_masks(target: Path, record: Manifest) -> dict[Path, Masks]:
     return {paths[f]: combine(*(np.concatenate(c) for c in zip(*parts, strict=True))) for f, parts in kept.items()}
 
 
-def _collect(
-    checkpoint: Checkpoint, name: str, record: Manifest, rows: slice, pieces: dict[str, list[Masks]]
-) -> None:
+def _collect(checkpoint: Checkpoint, name: str, record: Manifest, rows: slice, pieces: dict[str, list[Masks]]) -> None:
     tensor = checkpoint.tensor(name)
     table = record.table
     if not tensor.supported or not tensor.place.patchable:
