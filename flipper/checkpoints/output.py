@@ -55,15 +55,21 @@ def _check_target(target: Path, force: bool, directory: bool) -> None:
         return
     if not force:
         raise OutputError(f"{target} exists; --force overwrites")
-    if target.is_symlink():
+    if target.is_symlink() and not _leads_to_device(target):
         return
     if directory != target.is_dir():
         kind = "no" if directory else "a"
         raise OutputError(f"{target} is {kind} directory and is not replaced; choose another name")
     if directory and not _replaceable(target):
         raise OutputError(f"{target} holds no checkpoint and is not replaced; empty it or choose another name")
-    if not directory and not target.is_file():
+    if not directory and (target.is_symlink() or not target.is_file()):
         raise OutputError(f"{target} is no regular file; choose another name")
+
+
+def _leads_to_device(link: Path) -> bool:
+    """Whether a link is one of the system's, as /dev/stdout is, or leads to a device or pipe: these stay."""
+    special = link.exists() and not link.is_file() and not link.is_dir()
+    return special or os.readlink(link).startswith(("/proc/", "/dev/"))
 
 
 def _replaceable(folder: Path) -> bool:

@@ -92,9 +92,8 @@ def _plan(checkpoint: Any, plan_file: str | None, seed: int | None, options: dic
     from flipper.faults.draw import draw, new_seed
     from flipper.faults.plan_file import read_plan
 
-    given = [name for name, value in options.items() if value not in (None, (), False)]
     if plan_file is not None:
-        if given or seed is not None:
+        if seed is not None or any(value is not None and value != () for value in options.values()):
             raise UsageError("--plan says which faults; leave out selection, amount and seed")
         return read_plan(Path(plan_file), checkpoint, sys.stdin if plan_file == "-" else None)
     if seed is None:
