@@ -33,10 +33,16 @@ def distinct_elements(tensors: Sequence[Tensor]) -> dict[str, Int]:
     Tensors that share nothing are left out of the result.
     """
     found: dict[str, Int] = {}
+    for cluster in sharing(tensors):
+        found.update(_share_out(sorted(cluster, key=lambda tensor: -tensor.layout.width)))
+    return found
+
+
+def sharing(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Groups of tensors whose byte spans overlap, and single tensors of which two elements may be the same bytes."""
     for cluster in _clusters(tensors):
         if len(cluster) > 1 or not _injective(cluster[0]):
-            found.update(_share_out(sorted(cluster, key=lambda tensor: -tensor.layout.width)))
-    return found
+            yield cluster
 
 
 def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

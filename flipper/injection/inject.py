@@ -11,6 +11,7 @@ from flipper.checkpoints.output import atomic_output
 from flipper.errors import UsageError
 from flipper.faults.plan import FaultPlan
 from flipper.injection.changes import Changes, changes_of
+from flipper.injection.collisions import refuse_collisions
 from flipper.injection.copying import copy, link_or_copy
 from flipper.injection.differences import patches_between
 from flipper.injection.in_place import alter_in_place
@@ -48,6 +49,7 @@ def inject(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     note = record or Record()
     changes = changes_of(checkpoint, plan, note.keep_checksums)
+    refuse_collisions(changes.struck)
     if output is None:
         return alter_in_place(checkpoint, plan, changes, force, note)
     return _copy(checkpoint, Path(output), plan, changes, force, sync, note)

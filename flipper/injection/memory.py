@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flipper import bits
+from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Int
 from flipper.errors import MismatchError, UsageError
 from flipper.faults import effects
-from flipper.faults.plan import FaultPlan, Target
+from flipper.faults.plan import FaultPlan, Ops, Target
 from flipper.faults.selection import short_names
 from flipper.injection.changes import merge
 
@@ -32,10 +35,10 @@ def strike(tensors: Mapping[str, torch.Tensor], plan: FaultPlan) -> int:
     """
     spellings = {spelling: name for name in tensors for spelling in reversed(short_names(name))}
     chosen = [(_find(tensors, spellings, target), rows) for target, rows in plan.by_target()]
-    changes = [_change(tensor, name, plan, rows) for (name, tensor), rows in chosen]
-    for words, index, after in changes:
-        words[index] = after
-    return sum(len(after) for _, _, after in changes)
+    changes = [change for (name, tensor), rows in chosen for change in _changes(tensor, name, plan, rows)]
+    for change in changes:  # one after the other, as two names may lead to the same memory
+        change.make()
+    return sum(len(change.op) for change in changes)
 
 
 def _find(
@@ -62,32 +65,72 @@ def _described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     return dtype, shape
 
 
-Change = tuple["torch.Tensor", "tuple[torch.Tensor, ...]", "torch.Tensor"]
-"""A view of the tensor as integers, the indexes that change, and what will stand there."""
+@dataclass(frozen=True)
+class _Change:
+    """words: a view of the tensor as integers. index: those that change, each once. op, mask, value: how."""
+
+    words: torch.Tensor
+    index: tuple[torch.Tensor, ...]
+    op: Ops
+    mask: Bits
+    value: Bits
+
+    def make(self) -> None:
+        """Read the words, change them, write them back."""
+        import torch
+
+        held = self.words[self.index]
+        before = held.cpu().numpy().reshape(len(self.op))
+        unsigned = before.view(f"u{before.itemsize}").astype(np.uint64)
+        after = effects.strike(unsigned, self.op, self.mask, self.value).astype(f"u{before.itemsize}")
+        self.words[self.index] = torch.from_numpy(after.view(before.dtype)).to(held.device).reshape(held.shape)
 
 
-def _change(tensor: torch.Tensor, name: str, plan: FaultPlan, rows: slice) -> Change:
+def _changes(tensor: torch.Tensor, name: str, plan: FaultPlan, rows: slice) -> Iterator[_Change]:
+    """The changes that the rows of a plan make in one tensor; of a packed one, one for each place in a byte."""
     import torch
 
+    if (obstacle := _obstacle(tensor)) is not None:
+        raise MismatchError(f"{name} can't be struck: {obstacle}")
     dtype, shape = _described(tensor)
     layout = bits.layout(dtype)
-    flat, mask, value = plan.flat[rows], plan.mask[rows], plan.value[rows]
+    _check_rows(name, dtype, shape, plan, rows)
     words = torch.view_as_real(tensor.detach()) if layout.components == 2 else tensor.detach()
-    dims = shape + ((2,) if layout.components == 2 else ())
-    if len(flat) and not 0 <= flat.min() <= flat.max() < np.prod(dims, dtype=np.int64):
-        raise MismatchError(f"{name} has {int(np.prod(dims))} elements; the plan strikes number {int(flat.max())}")
+    words = words.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[layout.itemsize or 1])
+    in_a_byte = 8 // layout.width if layout.packed else 1
+    for place in range(in_a_byte):
+        part = np.flatnonzero(plan.flat[rows] % in_a_byte == place) + rows.start
+        if len(part):
+            flat, op, mask, value = merge(plan.flat[part], plan.op[part], plan.mask[part], plan.value[part])
+            index = tuple(torch.from_numpy(i.copy()).to(words.device) for i in _unravel(flat // in_a_byte, words.shape))
+            shift = np.uint64(place * layout.width if layout.packed else 0)
+            yield _Change(words, index, op, mask << shift, value << shift)
+
+
+def _obstacle(tensor: torch.Tensor) -> str | None:
+    """Why the memory of a tensor can't be struck; None if it can."""
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "it is sparse or quantised; strike the plain tensors that it is made of"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a lazy conjugate or negative of other memory; resolve_conj() and resolve_neg() make it plain"
+    if tensor.is_meta:
+        return "it is on the meta device and holds nothing"
+    if hasattr(tensor, "to_local"):
+        return "it is a DTensor; strike its to_local() by a plan for that shard"
+    return None
+
+
+def _check_rows(name: str, dtype: str, shape: tuple[int, ...], plan: FaultPlan, rows: slice) -> None:
+    layout = bits.layout(dtype)
+    count = math.prod(shape) * layout.components
+    flat, mask = plan.flat[rows], plan.mask[rows]
+    if len(flat) and not 0 <= flat.min() <= flat.max() < count:
+        worst = flat.max() if flat.min() >= 0 else flat.min()
+        raise MismatchError(f"{name} has {count} elements; the plan strikes number {int(worst)}")
     if layout.width < 64 and np.any(mask >> np.uint64(layout.width)):
         raise MismatchError(f"{name} is {dtype}, {layout.width} bits wide; the plan strikes bits beyond that")
-    if layout.packed:
-        shift = (flat % 2 * layout.width).astype(np.uint64)
-        flat, mask, value = flat // 2, mask << shift, value << shift
-    words = words.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[layout.itemsize or 1])
-    flat, op, mask, value = merge(flat, plan.op[rows], mask, value)
-    index = tuple(torch.from_numpy(i.copy()).to(words.device) for i in _unravel(flat, tuple(words.shape)))
-    before = words[index].cpu().numpy().reshape(len(flat))
-    unsigned = before.view(f"u{before.itemsize}").astype(np.uint64)
-    after = effects.strike(unsigned, op, mask, value).astype(f"u{before.itemsize}").view(before.dtype)
-    return words, index, torch.from_numpy(after).to(words.device).reshape(words[index].shape)
 
 
 def _unravel(flat: Int, shape: tuple[int, ...]) -> tuple[Int, ...]:

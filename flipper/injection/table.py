@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -184,6 +186,7 @@ def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequ
     Raises FlipperError naming the row that can't be read.
     """
     tensors: dict[str, StruckTensor] = {}
+    numbers: dict[str, int] = {}
     files: dict[str, int] = {}
     columns: dict[str, list[int]] = {name: [] for name in _ARRAYS}
     for number, row in enumerate(rows):
@@ -192,7 +195,8 @@ def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequ
             if name not in tensors:
                 bits.layout(row["dtype"])
                 tensors[name] = StruckTensor(name, row["dtype"], tuple(shapes[name]), tuple(row["aliases"]))
-            columns["tensor"].append(list(tensors).index(name) if len(tensors) < 2 else _last(tensors, name))
+                numbers[name] = len(numbers)
+            columns["tensor"].append(numbers[name])
             columns["flat"].append(int(row["flat"]))
             columns["op"].append(OPS.index(row["op"]))
             columns["mask"].append(int(row["mask"], 16))
@@ -202,9 +206,9 @@ def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequ
             columns["file"].append(files.setdefault(row["file"], len(files)))
             columns["offset"].append(-1 if row["offset"] is None else int(row["offset"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FlipperError(f"row {number} of the manifest's faults can't be read: {error!r}") from error
+            raise FlipperError(f"row {number} of the manifest's faults can't be read: {repr(error)[:100]}") from error
     arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
-    return FaultTable(tuple(tensors.values()), tuple(files), **arrays)
+    return _checked(FaultTable(tuple(tensors.values()), tuple(files), **arrays))
 
 
 def table_from_npz(data: bytes) -> FaultTable:
@@ -213,20 +217,25 @@ def table_from_npz(data: bytes) -> FaultTable:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             parts = [archive[name].tolist() for name in ("tensors", "aliases", "dtypes", "shapes", "files")]
             columns = {name: archive[name].astype(kind) for name, kind in _ARRAYS.items()}
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise FlipperError(f"the manifest's table of faults can't be read: {error}") from error
-    names, aliases, dtypes, shapes, files = parts
-    tensors = tuple(
-        StruckTensor(name, dtype, tuple(json.loads(shape)), tuple(json.loads(also)))
-        for name, also, dtype, shape in zip(names, aliases, dtypes, shapes, strict=True)
-    )
-    return FaultTable(tensors, tuple(files), **columns)
+        names, aliases, dtypes, shapes, files = parts
+        tensors = tuple(
+            StruckTensor(name, dtype, tuple(json.loads(shape)), tuple(json.loads(also)))
+            for name, also, dtype, shape in zip(names, aliases, dtypes, shapes, strict=True)
+        )
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise FlipperError(f"the manifest's table of faults can't be read: {str(error)[:100]}") from error
+    return _checked(FaultTable(tensors, tuple(files), **columns))
 
 
-def _last(tensors: Mapping[str, StruckTensor], name: str) -> int:
-    """The number of a tensor; rows come tensor by tensor, so that it is nearly always the last."""
-    names = list(tensors)
-    return len(names) - 1 if names[-1] == name else names.index(name)
+def _checked(table: FaultTable) -> FaultTable:
+    """The table; raises FlipperError when a row names an element that its tensor hasn't got, or is out of order."""
+    if np.any(table.tensor[1:] < table.tensor[:-1]):
+        raise FlipperError("the rows of the manifest's faults are not ordered by tensor")
+    for tensor, rows in table.slices():
+        flat = table.flat[rows]
+        if not 0 <= flat.min() <= flat.max() < math.prod(tensor.dims):
+            raise FlipperError(f"the manifest strikes an element that {tensor.name} of its own shape hasn't got")
+    return table
 
 
 def _concatenated(arrays: list[Any], kind: Any) -> Any:

@@ -84,8 +84,9 @@ def _between(seen: bytes, one: Patch) -> bool:
 
 def _element_masks(target: Path, record: Manifest) -> dict[Path, Masks]:
     """What to XOR so that struck elements are as before; files that were rewritten have all their bytes in patches."""
-    if "" in record.sizes or not np.any(record.table.offset >= 0):
-        return {}
+    rewritten = [number for number, file in enumerate(record.table.files) if "" in record.sizes or file in record.sizes]
+    if not np.any((record.table.offset >= 0) & ~np.isin(record.table.file, rewritten)):
+        return {}  # a file that is half rewritten may not even open
     pieces: dict[str, list[Masks]] = {}
     with open_checkpoint(target) as checkpoint:
         for tensor, rows in record.table.slices():
