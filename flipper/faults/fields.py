@@ -71,8 +71,8 @@ def one_an_element(stream: Stream, fields: Sequence[FieldUnits], n: int) -> dict
         for used, pick in enumerate(picks.tolist()):
             unit = left[pick].next_free(taken, expected[pick])
             if unit is None:
-                stream.seek(start)  # give back the words that were read ahead
-                stream.below(int(edges[-1]), used)
+                stream.seek(start)  # give back the words that were read ahead, after the one that picked in vain
+                stream.below(int(edges[-1]), used + 1)
                 del left[pick]
                 missing -= used
                 break
