@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flipper.checkpoints import archive_crcs, pytorch
+from flipper.checkpoints.builders import DIMENSIONS
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.dcp_pieces import Item, Items, Piece, Pieces, tile
 from flipper.checkpoints.elements import Bytes, Int
@@ -72,7 +73,7 @@ class DcpDirectory(Checkpoint):
             raise _broken(path, f"{name} has the impossible shape {list(shape)}")
         dtype, split = _dtype(path, attributes.get("properties"))
         pieces, transformed = [], False
-        for chunk in attributes["chunks"]:
+        for chunk in _attribute(path, attributes, "chunks", list):
             described = chunk.attributes() if isinstance(chunk, Object) else {}
             offsets, sizes = _size(path, described.get("offsets")), _size(path, described.get("sizes"))
             if len(sizes) == len(shape) and not math.prod(sizes):
@@ -195,7 +196,7 @@ def _sources(path: Path, saved: Mapping[Any, _Saved]) -> dict[str, Source]:
 
 
 def _size(path: Path, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or not all(_natural(item) for item in value):
+    if not isinstance(value, (tuple, list)) or len(value) > DIMENSIONS or not all(_natural(item) for item in value):
         raise _broken(path, "a size, offset or length is no natural number")
     return tuple(value)
 

@@ -45,10 +45,14 @@ class BoxReader:
         self.dataset = dataset
         self.datatype = dataset.get_type()
         plist = dataset.get_create_plist()
-        chunk = plist.get_chunk() if plist.get_layout() == h5d.CHUNKED else dataset.shape
+        self.chunked = plist.get_layout() == h5d.CHUNKED
+        chunk = plist.get_chunk() if self.chunked else dataset.shape
         self.grid = Grid(dataset.shape, chunk)
         self.size = math.prod(self.grid.chunk) * self.datatype.get_size()
-        self.checked = FLETCHER32 in (plist.get_filter(index)[0] for index in range(plist.get_nfilters()))
+        filters = [plist.get_filter(index)[0] for index in range(plist.get_nfilters())]
+        self.checked = FLETCHER32 in filters
+        self.unfiltered = (1 << len(filters)) - 1
+        self._lengths_checked = False
         self._decoded: OrderedDict[int, Bytes] = OrderedDict()
 
     def chunk(self, number: int) -> Bytes:
@@ -63,9 +67,7 @@ class BoxReader:
 
     def written(self) -> list[int]:
         """The numbers of the chunks that are in the file, ascending; the rest holds the fill value."""
-        from h5py import h5d
-
-        if self.dataset.get_create_plist().get_layout() != h5d.CHUNKED:
+        if not self.chunked:
             return [0]
         origins = [info.chunk_offset for info in stored_chunks(self.dataset)]
         table = np.array(origins, np.int64).reshape(len(origins), len(self.grid.dims))
@@ -74,7 +76,16 @@ class BoxReader:
     def region(self, number: int) -> Bytes:
         """The bytes of the part of a chunk that lies inside the array; raises CheckpointError if it is damaged."""
         origin = self.grid.origin(number)
+        if self.chunked:
+            self._check_length(self.dataset.get_chunk_info_by_coord(origin))
         return self._read(origin, self.grid.extent(origin))
+
+    def _check_length(self, chunk: Any) -> None:
+        """Refuse a stored chunk that is shorter than what its filters read: HDF5 2.0 goes on past its end, and dies."""
+        least = self.size if chunk.filter_mask == self.unfiltered else 4 if self.checked else 1
+        if chunk.byte_offset is not None and chunk.size < least:
+            seen = f"the chunk at {chunk.chunk_offset} has {chunk.size} bytes"
+            raise CheckpointError("header", f"{seen}, its filters need {least} at least")
 
     def _read(self, origin: tuple[int, ...], shape: tuple[int, ...]) -> Bytes:
         memory, stored = self._spaces(origin, shape)
@@ -89,6 +100,10 @@ class BoxReader:
 
     def rows(self, first: int, last: int) -> Bytes:
         """The bytes of some rows along the first axis; raises CheckpointError if a chunk is damaged."""
+        if self.chunked and not self._lengths_checked:
+            for chunk in stored_chunks(self.dataset):
+                self._check_length(chunk)
+            self._lengths_checked = True
         shape = (last - first, *self.grid.dims[1:])
         return self._read((first, *(0 for _ in shape[1:])), shape)
 

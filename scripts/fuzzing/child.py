@@ -108,9 +108,10 @@ def tried(case: Path) -> dict[str, Any] | None:
 
 
 def use(case: Path) -> None:
-    """Open, inspect, check, draw one fault, inject it into a copy."""
+    """Open, look at the structure, inspect, check, draw one fault, inject it into a copy."""
     model = FaultModel()
     with open_checkpoint(case) as checkpoint:
+        checkpoint.tree()
         rows = io.TextIOWrapper(io.BytesIO(), "utf-8")
         for tensor in checkpoint.tensors:
             rows.write(text(describe(checkpoint, tensor, False)))

@@ -7,6 +7,7 @@ that a crash of a library is told apart and ends one case only. Exit 3 when anyt
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,9 @@ def batch(run: Run, first: int, stop: int) -> tuple[list[dict[str, Any]], int | 
             if code not in (0, None) and code > 0:
                 errors.seek(0)
                 raise SystemExit(f"the fuzzer itself failed at case {reached}:\n{errors.read()[-3000:]}")
+        for case in Path(folder).glob("*/case") if code != 0 else ():  # its maker died and could not keep it
+            run.keep.mkdir(parents=True, exist_ok=True)
+            shutil.move(case, run.keep / f"{run.kind}-{run.seed}-{reached}")
         output.seek(0)
         return [json.loads(line) for line in output if line.endswith("\n")], code, reached
 

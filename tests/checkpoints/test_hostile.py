@@ -2,10 +2,14 @@
 
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from flipper.checkpoints import open_checkpoint
@@ -83,23 +87,64 @@ def test_the_key_of_an_ordered_dict_that_nests_deeper_than_python_can_print(tmp_
         assert checkpoint.tree() == {"tuple-0": 1}
 
 
+def made(name: str, *members: bytes) -> bytes:
+    """Operations that make an object of a class of torch.distributed.checkpoint and set its attributes."""
+    return f"ctorch.distributed.checkpoint.{name}\n)".encode() + b"\x81}" + b"".join(members) + b"b"
+
+
+def member(name: str, value: bytes) -> bytes:
+    """Operations that set a key of a dict, or an attribute."""
+    return text(name) + value + b"s"
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def dcp_directory(folder: Path, fqn: bytes, chunks: bytes) -> Path:
+    """A checkpoint of one file whose .metadata has these operations in two places."""
+    place = member("relative_path", text("x.distcp")) + member("offset", b"K\0") + member("length", b"K\x08")
+    index = made("metadata\nMetadataIndex", member("fqn", fqn))
+    stored = b"}" + index + made("filesystem\n_StorageInfo", place) + b"s"
+    size = member("size", b"K\x02\x85")
+    described = b"}" + member("a", made("metadata\nTensorStorageMetadata", size, member("chunks", chunks)))
+    whole = made("metadata\nMetadata", member("state_dict_metadata", described), member("storage_data", stored))
+    (folder / ".metadata").write_bytes(b"\x80\x02" + whole + b".")
+    (folder / "x.distcp").write_bytes(bytes(8))
+    return folder
+
+
 def test_a_dcp_index_whose_name_nests_deeper_than_python_can_print(tmp_path: Path) -> None:
-    def made(name: bytes, state: bytes) -> bytes:
-        return b"c" + name + b"\n)\x81}" + state + b"b"
-
-    def text(value: str) -> bytes:
-        return b"X" + len(value).to_bytes(4, "little") + value.encode()
-
-    index = made(b"torch.distributed.checkpoint.metadata\nMetadataIndex", text("fqn") + DEEP + b"s")
-    place = text("relative_path") + text("x.distcp") + b"s" + text("offset") + b"K\0s" + text("length") + b"K\x08s"
-    info = made(b"torch.distributed.checkpoint.filesystem\n_StorageInfo", place)
-    storage = text("storage_data") + b"}" + index + info + b"s" + b"s"
-    whole = made(b"torch.distributed.checkpoint.metadata\nMetadata", text("state_dict_metadata") + b"}s" + storage)
-    (tmp_path / ".metadata").write_bytes(b"\x80\x02" + whole + b".")
-    (tmp_path / "x.distcp").write_bytes(bytes(8))
-    error = refused(tmp_path)
+    error = refused(dcp_directory(tmp_path, DEEP, b"]"))
     assert error.reason == "header"
     assert "name" in error.message
+
+
+def test_dcp_chunks_that_are_no_list(tmp_path: Path) -> None:
+    error = refused(dcp_directory(tmp_path, text("a"), made("metadata\nChunkStorageMetadata")))
+    assert error.reason == "header"
+    assert "chunks" in error.message
+
+
+def test_a_chunk_shorter_than_its_checksum_is_named_before_hdf5_dies_of_it(tmp_path: Path) -> None:
+    """In a process of its own, since libhdf5 2.0 reads far beyond such a chunk."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        ones = np.ones((4, 4), np.float32)
+        dataset = file.create_dataset("a", data=ones, chunks=(2, 4), compression=1, fletcher32=True)
+        chunk = dataset.id.get_chunk_info(1)
+    data = path.read_bytes()
+    at = data.index(chunk.byte_offset.to_bytes(8, "little"))  # its key in the B-tree stands before: size, mask, origin
+    key = at - 8 - 8 * 3
+    assert int.from_bytes(data[key : key + 4], "little") == chunk.size
+    path.write_bytes(data[:key] + bytes(4) + data[key + 4 :])
+    code = "import sys; from flipper.checkpoints import open_checkpoint as o; print(*o(sys.argv[1]).problems())"
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "the chunk at (2, 0) has 0 bytes" in result.stdout
+    with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError) as caught:
+        checkpoint.read_bits(checkpoint.tensor("a"), np.array([15]))
+    assert caught.value.reason == "header"
 
 
 def test_an_index_that_names_a_file_too_long_for_any_filesystem(tmp_path: Path) -> None:
