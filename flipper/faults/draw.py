@@ -37,7 +37,9 @@ def population_of(checkpoint: Checkpoint, model: FaultModel) -> Population:
     tensors = model.selection.eligible(checkpoint.tensors)
     effect, spec = model.parsed_effect, model.bit_spec
     needed = effect.mask.bit_length() if effect.kind == "mask" else 0
-    lacking = [t.name for t in tensors if spec.missing(t.layout) or needed > t.layout.width]
+    layouts = {tensor.dtype: tensor.layout for tensor in tensors}
+    short = {dtype for dtype, layout in layouts.items() if spec.missing(layout) or needed > layout.width}
+    lacking = [tensor.name for tensor in tensors if tensor.dtype in short]
     if lacking:
         shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
         what = f"--effect {model.effect}" if needed else f"--bits {model.bits}"

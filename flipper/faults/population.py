@@ -78,21 +78,23 @@ class Population:
 def populate(tensors: Sequence[Tensor], positions: Callable[[BitLayout], tuple[int, ...]]) -> Population:
     """The population of eligible bits: `positions` says which bits of an element are."""
     ordered = sorted(tensors, key=lambda tensor: tensor.name)
-    eligible = {tensor.name: positions(tensor.layout) for tensor in ordered}
+    eligible = {dtype: positions(layout) for dtype, layout in {t.dtype: t.layout for t in ordered}.items()}
+    masks = {dtype: tuple(1 << position for position in found) for dtype, found in eligible.items()}
     # A view without an eligible bit must not take its bytes away from another that has some.
-    own = distinct_elements([tensor for tensor in ordered if eligible[tensor.name]])
+    own = distinct_elements([tensor for tensor in ordered if eligible[tensor.dtype]])
     segments = []
     for tensor in ordered:
-        masks = tuple(1 << position for position in eligible[tensor.name])
-        segment = Segment(tensor, eligible[tensor.name], masks, own.get(tensor.name))
+        segment = Segment(tensor, eligible[tensor.dtype], masks[tensor.dtype], own.get(tensor.name))
         if segment.bits:
             segments.append(segment)
     return Population(tuple(segments))
 
 
 def with_masks(population: Population, masks: Callable[[Segment], tuple[int, ...]]) -> Population:
-    """The same elements with other slots; elements without any are left out."""
-    changed = [replace(segment, masks=masks(segment)) for segment in population.segments]
+    """The same elements with other slots, which depend on dtype and positions; elements without any are left out."""
+    kinds = {(segment.tensor.dtype, segment.positions): segment for segment in population.segments}
+    found = {kind: masks(segment) for kind, segment in kinds.items()}
+    changed = [replace(s, masks=found[s.tensor.dtype, s.positions]) for s in population.segments]
     return Population(tuple(segment for segment in changed if segment.masks))
 
 
