@@ -11,8 +11,8 @@ from pathlib import Path
 FICLONE = 0x40049409
 """Linux: make a file share all blocks of another one (btrfs, XFS, bcachefs)."""
 
-CHUNK = 0x7FFFF000
-"""Bytes that one call may move, the kernel's own limit."""
+CHUNK = 1 << 28
+"""Bytes that one call may move: the kernel's limit is some 2 GiB, but it counts for progress only what is done."""
 
 BUFFER = 4 << 20
 
