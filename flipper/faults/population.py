@@ -98,6 +98,17 @@ def with_masks(population: Population, masks: Callable[[Segment], tuple[int, ...
     return Population(tuple(segment for segment in changed if segment.masks))
 
 
+def of_fields(segments: Sequence[Segment], fields: set[str]) -> tuple[Segment, ...]:
+    """The segments with their eligible bits of these fields only, each bit a slot; those without any are left out."""
+    cut = []
+    for segment in segments:
+        inside = {position for field in fields for position in segment.tensor.layout.positions(field)}
+        positions = tuple(position for position in segment.positions if position in inside)
+        if positions:
+            cut.append(replace(segment, positions=positions, masks=tuple(1 << position for position in positions)))
+    return tuple(cut)
+
+
 class Units:
     """A flat index space 0 .. size-1 over (segment, element, slot), ordered by tensor name, element, slot.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
@@ -19,7 +19,7 @@ from flipper.faults.fields import FieldUnits, one_an_element
 from flipper.faults.guards import Guards, Passed
 from flipper.faults.model import FIELDS, FaultModel
 from flipper.faults.nested import nested
-from flipper.faults.population import Population, Segment, Units, with_masks
+from flipper.faults.population import Population, Segment, Units, of_fields, with_masks
 from flipper.faults.selection import weights_of
 from flipper.faults.stream import U64, Stream
 from flipper.faults.taken import first_occurrences
@@ -82,7 +82,7 @@ class Strata:
 
     def _slots(self, population: Population) -> tuple[Segment, ...]:
         if self.field_weights:
-            segments = _of_fields(population.segments, set(self.field_weights))
+            segments = of_fields(population.segments, set(self.field_weights))
             if not segments:
                 fields = ", ".join(sorted(self.field_weights))
                 raise NothingEligible(f"--field-weight: no eligible bit is of the fields with a weight ({fields})")
@@ -111,21 +111,19 @@ class Strata:
 
     def _amount(self, name: str, segments: Sequence[Segment]) -> int:
         model = self.model
-        stream = Stream(self.seed, f"counts/{name}")
         if model.count is not None:
-            number = model.count
-        elif model.fraction is not None:
+            room = self._capacity(segments)
+            return model.count if model.count > room else floor(_bounded(Fraction(model.count)))
+        if model.fraction is not None:
             elements = sum(segment.elements for segment in segments)
-            number = floor(counts.exact(model.fraction) * elements + Fraction(1, 2))
-        elif model.ber is not None:
-            number = counts.binomial(stream, Units(segments).size, counts.exact(model.ber))
-        else:
-            rate = counts.exact(model.fit or 0) / FIT_HOURS / MBIT
-            bits = sum(segment.bits for segment in segments)
-            number = counts.poisson(stream, rate * counts.exact(model.hours or 0) * bits)
-        if number > MOST:
-            raise UsageError(f"{number:,} faults are more than a plan can hold ({MOST:,}); ask for fewer")
-        return number
+            return floor(_bounded(counts.exact(model.fraction) * elements) + Fraction(1, 2))
+        stream = Stream(self.seed, f"counts/{name}")
+        if model.ber is not None:
+            size, rate = Units(segments).size, counts.exact(model.ber)
+            _bounded(rate * size)
+            return counts.binomial(stream, size, rate)
+        upsets = counts.exact(model.fit or 0) * counts.exact(model.hours or 0) / FIT_HOURS / MBIT
+        return counts.poisson(stream, _bounded(upsets * sum(segment.bits for segment in segments)))
 
     def _stratum(self, name: str, segments: Sequence[Segment], n: int) -> list[Drawn]:
         """n faults in one layer, tensor or the whole; one stratum, or one a field when fields have weights."""
@@ -139,7 +137,7 @@ class Strata:
         return self._dealt(f"fields/{name}", groups, n, weights, lambda *stratum: [self._plain(*stratum)])
 
     def _fields(self, name: str, segments: Sequence[Segment]) -> list[tuple[Group, Fraction]]:
-        parts = ((field, _of_fields(segments, {field})) for field in FIELDS if field in self.field_weights)
+        parts = ((field, of_fields(segments, {field})) for field in FIELDS if field in self.field_weights)
         return [((f"{name}/{field}", part), self.field_weights[field]) for field, part in parts if part]
 
     def _dealt(
@@ -274,15 +272,11 @@ class Strata:
         return FieldUnits(label, share, units.size, ordered, element_ids)
 
 
-def _of_fields(segments: Sequence[Segment], fields: set[str]) -> tuple[Segment, ...]:
-    """The segments with their eligible bits of these fields only."""
-    cut = []
-    for segment in segments:
-        inside = {position for field in fields for position in segment.tensor.layout.positions(field)}
-        positions = tuple(position for position in segment.positions if position in inside)
-        if positions:
-            cut.append(replace(segment, positions=positions, masks=tuple(1 << position for position in positions)))
-    return tuple(cut)
+def _bounded(expected: Fraction) -> Fraction:
+    """The same number of faults; refused before anything is drawn when memory could not hold them."""
+    if expected > MOST:
+        raise UsageError(f"these would be more faults than a plan can hold ({MOST:,}); ask for fewer, or select less")
+    return expected
 
 
 def _accepted(candidates: Candidates, units: U64) -> Passed:
