@@ -8,18 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def text(value: Any, separators: tuple[str, str] | None = None) -> str:
+def text(value: Any, separators: tuple[str, str] | None = None, ascii_only: bool = False) -> str:
     """The value as JSON on one line, by the rules of `strict`; lone surrogates are escaped, so that it has a UTF-8."""
     try:  # nearly every value is strict as it is, and then json's own encoder does it ten times as fast
-        line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators, default=strict)
+        line = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=separators, default=strict)
     except (TypeError, ValueError):
-        line = json.dumps(strict(value), ensure_ascii=False, allow_nan=False, separators=separators)
+        line = json.dumps(strict(value), ensure_ascii=ascii_only, allow_nan=False, separators=separators)
     # Python spells a lone surrogate as JSON does.
     return line if line.isascii() else line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def strict(value: Any) -> Any:
     """The value with non-finite numbers as "NaN", "Infinity", "-Infinity", and anything foreign as its text."""
+    if value is None or type(value) in (str, int, bool):
+        return value
     if isinstance(value, float):
         if math.isnan(value):
             return "NaN"
@@ -28,4 +30,4 @@ def strict(value: Any) -> Any:
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    return value if isinstance(value, int | str) else str(value)

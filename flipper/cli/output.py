@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flipper.strict_json import strict
+from flipper.strict_json import strict, text
 
 if TYPE_CHECKING:
     from flipper.checkpoints import Checkpoint
@@ -96,7 +96,7 @@ def _write(pieces: Iterable[str]) -> None:
 
 
 def _json(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
-    return json.dumps(strict(value), separators=separators, ensure_ascii=_ascii())
+    return text(value, separators, _ascii())
 
 
 def _ascii() -> bool:
