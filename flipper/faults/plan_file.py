@@ -51,8 +51,8 @@ def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
     if isinstance(whole, dict) and "tensor" not in whole:
         for tensor, flat, mask in sequence_faults(whole, checkpoint):
             yield tensor, flat, FLIP, mask, 0
-    elif isinstance(whole, list):
-        yield from _each(whole, path, "row")
+    elif isinstance(whole, list | dict):
+        yield from _each(whole if isinstance(whole, list) else [whole], path, "row")
     else:
         yield from _each(map(_json_line, head.split("\n")), path, "line")
 
@@ -100,6 +100,8 @@ def _row(row: Mapping[str, Any]) -> Row:
     tensor, flat = row["tensor"], _number(row["flat"])
     if not isinstance(tensor, str):
         raise TypeError("tensor is not a name")
+    if flat >= 1 << 63:
+        raise ValueError(f"flat {flat} is beyond every tensor")
     if "op" not in row:
         positions = _positions(row["bits"])
         return tensor, flat, FLIP, sum(1 << position for position in positions), 0
