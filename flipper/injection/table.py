@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class FaultTable:
         layout = bits.layout(tensor.dtype)
         digits = (layout.width + 3) // 4
         mask, offset = int(self.mask[row]), int(self.offset[row])
-        positions = [position for position in range(layout.width) if mask >> position & 1]
+        positions, fields = _marked(tensor.dtype, mask)
         return {
             "tensor": tensor.name,
             "aliases": list(tensor.aliases),
@@ -129,8 +130,8 @@ class FaultTable:
             "op": OPS[int(self.op[row])],
             "mask": f"0x{mask:0{digits}x}",
             "value": None if self.op[row] == FLIP else f"0x{int(self.value[row]):0{digits}x}",
-            "bits": positions,
-            "fields": list(dict.fromkeys(layout.field_of(position) for position in reversed(positions))),
+            "bits": list(positions),
+            "fields": list(fields),
             "before": f"0x{int(self.before[row]):0{digits}x}",
             "after": f"0x{int(self.after[row]):0{digits}x}",
             "before_value": before,
@@ -160,6 +161,14 @@ class FaultTable:
         return {name: np.array(text, np.str_) for name, text in texts.items()} | {
             name: _compact(getattr(self, name)) for name in _ARRAYS
         }
+
+
+@lru_cache(maxsize=1 << 16)
+def _marked(dtype: str, mask: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions of a mask's ones, and their fields, topmost first; kept, since masks recur in most plans."""
+    layout = bits.layout(dtype)
+    positions = tuple(position for position in range(layout.width) if mask >> position & 1)
+    return positions, tuple(dict.fromkeys(layout.field_of(position) for position in reversed(positions)))
 
 
 _ONES = np.array([bin(octet).count("1") for octet in range(256)], np.uint8)
