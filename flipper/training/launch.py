@@ -208,7 +208,9 @@ def _rank_main(body: Body, place: Place, connection: Connection, verbose: bool) 
 
 
 def one_line(error: BaseException) -> str:
-    """The error's kind and the first line of its message."""
+    """The error's kind and the first line of its message; for a package that is missing, how to get it."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"training needs {error.name}, which is not installed; pip install 'flipper-ckpt[train]'"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
