@@ -97,8 +97,11 @@ class Checkpoint:
         """
         return offsets[:0], masks[:0]
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
-        """Make edits of tensors that are not patchable in `target`, a copy of `file` that is already patched."""
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
+        """Make edits of tensors that are not patchable in `target`, a copy of `file` that is already patched.
+
+        keep_checksums: leave those of what is rewritten as they were.
+        """
         raise CheckpointError("unsupported-storage", f"{self.path}: {self.format} has nothing to rewrite")
 
     def problems(self) -> Iterator[str]:

@@ -61,7 +61,7 @@ class Hdf5File(Checkpoint):
         with opened(self.path) as file:
             yield from stream(BoxReader(_dataset(file, place)), tensor, place.order, count)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
         """XOR elements of filtered, compact and sparse datasets in `target`, a copy of the file.
 
         A filtered chunk keeps its place when it can be encoded in the size that it had, else HDF5 moves it and the
@@ -73,7 +73,9 @@ class Hdf5File(Checkpoint):
             closing(Source(target)) as source,
             h5py_file(target, "r+", rdcc_nbytes=0) as written,
         ):
-            patched = Rewritten(source, lambda start, data: os.pwrite(raw.fileno(), data, start), self._userblock)
+            patched = Rewritten(
+                source, lambda start, data: os.pwrite(raw.fileno(), data, start), self._userblock, keep_checksums
+            )
             for tensor, flat, xor in edits:
                 place = tensor.place
                 if isinstance(place, Boxes) and len(flat):

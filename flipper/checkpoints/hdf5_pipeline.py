@@ -92,6 +92,13 @@ class Pipeline:
                     return choice
         return Stored(self.skip_all, data.tobytes())
 
+    def with_checksum_of(self, old: Stored, new: Stored) -> Stored:
+        """`new` with the Fletcher-32 checksum of `old`, if both end with one."""
+        last = len(self.filters) - 1
+        if self.filters[last:] != (FLETCHER32,) or (old.skipped | new.skipped) & 1 << last:
+            return new
+        return Stored(new.skipped, new.data[:-4] + old.data[-4:])
+
     def _exact(self, stored: Stored, data: Bytes) -> bool:
         decoded = self.decode(stored, len(data))
         return decoded is not None and np.array_equal(decoded, data)

@@ -21,11 +21,15 @@ Put = Callable[[int, bytes], object]
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A file that is being rewritten: its bytes to read and to put, and how many stand in front of the HDF5 content."""
+    """A file that is being rewritten: its bytes to read and to put, and how many stand in front of the HDF5 content.
+
+    stale: Fletcher-32 checksums stay as they were.
+    """
 
     source: Source
     put: Put
     userblock: int
+    stale: bool = False
 
 
 def rewrite_boxed(dataset: Any, tensor: Tensor, order: str, edit: tuple[Int, Bits], file: Rewritten) -> None:
@@ -61,7 +65,8 @@ class _Box:
             start, old = found
             whole = self._whole(self.scratch, old, before, region)
             if whole is not None:
-                self._put(self.scratch.encoding(whole, old), old, start)
+                new = self.scratch.encoding(whole, old)
+                self._put(self.scratch.with_checksum_of(old, new) if self.file.stale else new, old, start)
                 return
         self._let_hdf5(region)
 

@@ -60,7 +60,7 @@ class PyTorchFile(Checkpoint):
         """The bytes of every stored copy of the CRCs of struck entries; none in an archive without CRCs."""
         return crc_masks([(0, self.archive)], offsets, masks)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
         """Make edits inside deflated entries: the archive is written anew with these entries changed."""
         parts: dict[str, list[tuple[Int, Bytes]]] = {}
         for tensor, flat, xor in edits:
@@ -74,7 +74,8 @@ class PyTorchFile(Checkpoint):
             entry: combine(np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found]))
             for entry, found in parts.items()
         }
-        rezip(Archive(Source(target)), {entry: change for entry, change in changes.items() if len(change[0])}, target)
+        changes = {entry: change for entry, change in changes.items() if len(change[0])}
+        rezip(Archive(Source(target)), changes, target, keep_checksums)
 
     def _read_boxed(self, tensor: Tensor, flat: Int) -> Bits:
         place = tensor.place

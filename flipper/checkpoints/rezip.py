@@ -31,10 +31,11 @@ _PADDING = 0x4246
 _FULL = 0xFFFFFFFF
 
 
-def rezip(archive: Archive, changes: Mapping[str, Change], target: Path) -> None:
+def rezip(archive: Archive, changes: Mapping[str, Change], target: Path, keep_crcs: bool = False) -> None:
     """Replace `target` by `archive` with deflated entries changed: by name, what to XOR where.
 
-    Entries keep their order, names, dates, comments and CRCs, which follow the change; aligned ones stay aligned.
+    Entries keep their order, names, dates, comments and CRCs, which follow the change unless `keep_crcs`; aligned
+    ones stay aligned.
     """
     with atomic_output(target, force=True) as path, path.open("w+b") as output:
         shutil.copymode(target, path)
@@ -46,7 +47,8 @@ def rezip(archive: Archive, changes: Mapping[str, Change], target: Path) -> None
                 _copy_entry(archive, entry, output)
                 records.append(_record(archive, entry, start, entry.flags, entry.crc, entry.packed))
             else:
-                crc, packed = _change_entry(archive, entry, change, output)
+                crc = entry.crc if keep_crcs or not has_crcs(archive) else _changed_crc(entry, change)
+                packed = _change_entry(archive, entry, change, crc, output)
                 records.append(_record(archive, entry, start, entry.flags & ~8, crc, packed))
         _write_directory(archive, records, output)
 
@@ -64,8 +66,13 @@ def _copy_entry(archive: Archive, entry: Entry, output: BinaryIO) -> None:
         output.write(archive.source.read(first, min(BLOCK, entry.limit - first)))
 
 
-def _change_entry(archive: Archive, entry: Entry, change: Change, output: BinaryIO) -> tuple[int, int]:
-    """Writes the changed entry; returns its CRC and compressed size. Both stand in the header, not behind the data."""
+def _changed_crc(entry: Entry, change: Change) -> int:
+    offsets, masks = change
+    return entry.crc ^ int(crc_changes(np.zeros(len(offsets), np.int64), entry.size - 1 - offsets, masks)[1][0])
+
+
+def _change_entry(archive: Archive, entry: Entry, change: Change, crc: int, output: BinaryIO) -> int:
+    """Writes the changed entry; returns its compressed size. Sizes and CRC stand before the data, not behind it."""
     header, extra = _local_header(archive, entry)
     extra = _fields(extra, 1)
     wide = entry.size >= _FULL - (_FULL >> 6)
@@ -74,10 +81,6 @@ def _change_entry(archive: Archive, entry: Entry, change: Change, output: Binary
     start = output.tell()
     output.write(header[:28] + struct.pack("<H", len(extra)) + header[30:] + extra)
     packed = _compress(archive, entry, change, output)
-    crc = entry.crc
-    if has_crcs(archive):
-        offsets, masks = change
-        crc ^= int(crc_changes(np.zeros(len(offsets), np.int64), entry.size - 1 - offsets, masks)[1][0])
     sizes = struct.pack("<QQ", entry.size, packed)
     output.seek(start + 6)
     output.write(struct.pack("<H", entry.flags & ~8))
@@ -87,7 +90,7 @@ def _change_entry(archive: Archive, entry: Entry, change: Change, output: Binary
         output.seek(start + len(header) + 4)
         output.write(sizes)
     output.seek(0, 2)
-    return crc, packed
+    return packed
 
 
 def _compress(archive: Archive, entry: Entry, change: Change, output: BinaryIO) -> int:

@@ -61,10 +61,11 @@ class ShardedDirectory(Checkpoint):
         """What the shard's own format asks for."""
         return self.shards[file].checksum_masks("", offsets, masks)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit]) -> None:
+    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
         """Leave the edits of one shard to its own format."""
         shard = self.shards[file]
-        shard.rewrite(target, "", [(shard.tensor(tensor.name), flat, xor) for tensor, flat, xor in edits])
+        mine = [(shard.tensor(tensor.name), flat, xor) for tensor, flat, xor in edits]
+        shard.rewrite(target, "", mine, keep_checksums)
 
     def problems(self) -> Iterator[str]:
         """What is wrong with each shard."""

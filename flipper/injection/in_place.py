@@ -37,7 +37,7 @@ def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, fo
     _refuse_links(checkpoint, changes, force)
     place = free_place(note.path or next_manifest(checkpoint.path), force)
     refuse_overlap(checkpoint, place)
-    rewritten = _planned(checkpoint, changes)
+    rewritten = _planned(checkpoint, changes, note.keep_checksums)
     manifest = manifest_of(checkpoint, plan, changes, checkpoint.path, place, note, rewritten)
     _check_writable(checkpoint, changes)
     write_manifest(manifest, place, force, sync=True)
@@ -62,7 +62,7 @@ def _restored(path: Path, place: Path, error: OSError) -> OutputError:
     return OutputError(f"{path}: {cause}; it is as it was")
 
 
-def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
+def _planned(checkpoint: Checkpoint, changes: Changes, keep_checksums: bool) -> Rewritten:
     """The bytes to change besides those of the elements: checksums, and all that a rewrite changes.
 
     A rewrite is done to a copy first, and what differs there is what will be patched here.
@@ -81,7 +81,7 @@ def _planned(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
             )
         with _scratch(original) as target:
             copy_patched(original, target, *changes.file_masks(file))
-            checkpoint.rewrite(target, file, changes.edits[file])
+            checkpoint.rewrite(target, file, changes.edits[file], keep_checksums)
             patches += patches_between(file, original, target)
         sizes.append((file, original.stat().st_size))
     return Rewritten(tuple(patches), tuple(sizes))

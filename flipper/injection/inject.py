@@ -64,7 +64,7 @@ def _copy(
     recorded = False
     try:
         with atomic_output(output, force, directory=checkpoint.is_directory, sync=sync) as temporary:
-            rewritten = _write_copy(checkpoint, changes, temporary)
+            rewritten = _write_copy(checkpoint, changes, temporary, note.keep_checksums)
             manifest = manifest_of(checkpoint, plan, changes, output, place, note, rewritten)
             manifest = with_output(manifest, checkpoint, temporary, note)
             write_manifest(manifest, place, force, sync)
@@ -79,12 +79,15 @@ def _copy(
     return replace(manifest, path=place)
 
 
-def _write_copy(checkpoint: Checkpoint, changes: Changes, target: Path) -> Rewritten:
+def _write_copy(checkpoint: Checkpoint, changes: Changes, target: Path, keep_checksums: bool) -> Rewritten:
     if checkpoint.is_directory:
         _copy_unstruck(checkpoint, target, set(changes.struck_files))
     rewritten = Rewritten()
     for file in changes.struck_files or sorted({""} & set(checkpoint.sources)):
-        rewritten = _write_altered(checkpoint, changes, file, target, rewritten)
+        altered = _write_altered(checkpoint, changes, file, target, keep_checksums)
+        rewritten = Rewritten(
+            rewritten.patches + altered.patches, rewritten.sizes + altered.sizes, rewritten.moved or altered.moved
+        )
     return rewritten
 
 
@@ -117,25 +120,23 @@ def _is_loop(folder: Path, depth: int) -> bool:
     return any(os.path.samefile(folder, above) for above in folder.parents[:depth])
 
 
-def _write_altered(checkpoint: Checkpoint, changes: Changes, file: str, folder: Path, before: Rewritten) -> Rewritten:
-    """Make one altered file in its place below `folder`; adds what was rewritten to `before`."""
+def _write_altered(
+    checkpoint: Checkpoint, changes: Changes, file: str, folder: Path, keep_checksums: bool
+) -> Rewritten:
+    """Make one altered file in its place below `folder`."""
     original = checkpoint.sources[file].path
     target = folder / file if file else folder
     target.touch()
     copy_patched(original, target, *changes.file_masks(file))
     if file not in changes.edits:
-        return replace(before, patches=(*before.patches, *checksum_patches(checkpoint, changes, file)))
+        return Rewritten(tuple(checksum_patches(checkpoint, changes, file)))
     mode = target.stat().st_mode
     target.chmod(mode | 0o200)
-    checkpoint.rewrite(target, file, changes.edits[file])
+    checkpoint.rewrite(target, file, changes.edits[file], keep_checksums)
     target.chmod(mode)
     if not checkpoint.rewrites_in_place:
-        return replace(before, moved=True)
-    return Rewritten(
-        before.patches + patches_between(file, original, target),
-        (*before.sizes, (file, original.stat().st_size)),
-        before.moved,
-    )
+        return Rewritten(moved=True)
+    return Rewritten(patches_between(file, original, target), ((file, original.stat().st_size),))
 
 
 def _refuse_same(checkpoint: Checkpoint, output: Path) -> None:

@@ -100,6 +100,13 @@ class TestHdf5Lzf(TestHdf5Gzip):
 
 class TestHdf5Fletcher32(TestHdf5Gzip):
     options = {"chunks": (5, 6), "fletcher32": True}  # noqa: RUF012
+    checksums = True
+
+
+class TestHdf5GzipFletcher32(TestHdf5Fletcher32):
+    """The checksum is that of the compressed bytes."""
+
+    options = {"chunks": (5, 6), "compression": "gzip", "shuffle": True, "fletcher32": True}  # noqa: RUF012
 
 
 class TestHdf5LatestGzip(TestHdf5Gzip):

@@ -104,7 +104,6 @@ class TestPyTorchZipWithoutCrcs(TestPyTorchZip):
 class TestPyTorchZipDeflated(TestPyTorchZip):
     """Compressed by hand: an altered copy is written anew, and there is nothing to patch in place."""
 
-    checksums = False  # written anew, so never stale
     in_place = False
     exact = False
     plain = False
