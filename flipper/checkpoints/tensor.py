@@ -154,7 +154,7 @@ class Tensor:
     role: str = "parameter"
     aliases: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def layout(self) -> BitLayout:
         """What the bits of an element mean; only for supported tensors."""
         return bits.layout(self.dtype)

@@ -83,13 +83,18 @@ def _row_major(tensor: Tensor) -> tuple[int, ...]:
 
 def _span(tensor: Tensor) -> Gap:
     """First byte and the one after the last that its elements touch."""
-    start = _run(tensor).start
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, _strides(tensor), strict=True))
+    run = _run(tensor)
+    start = run.start
+    if run.strides is None:
+        return start, start + tensor.nbytes
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, run.strides, strict=True))
     return start, start + (reach * tensor.layout.width + 7) // 8
 
 
 def _injective(tensor: Tensor) -> bool:
     """Whether no two elements share a byte, told from the strides (sufficient, and true of every ordinary view)."""
+    if _run(tensor).strides is None:
+        return True
     reach = 1
     for stride, size in sorted(zip(_strides(tensor), tensor.dims, strict=True)):
         if size > 1:
