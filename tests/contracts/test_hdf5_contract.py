@@ -33,7 +33,7 @@ class TestHdf5Contiguous(FormatContract):
     def make(self, folder: Path) -> Path:
         with h5py.File(folder / "model.h5", "w", **self.file_options) as file:
             for dtype in self.dtypes:
-                file.create_dataset(f"layer/{np.dtype(dtype).name}", data=values(dtype, 23, 17), **self.options)
+                file.create_dataset(f"layer/{np.dtype(dtype).name}", data=values(dtype, 13, 11), **self.options)
             self.more(file)
         return folder / "model.h5"
 
@@ -125,7 +125,7 @@ class TestHdf5BigEndianGzip(TestHdf5Gzip):
 class TestHdf5OneFilteredChunk(TestHdf5Gzip):
     """Whole datasets in one chunk each, so that a struck chunk is most of the file and the last thing in it."""
 
-    options = {"chunks": (23, 17), "compression": "gzip"}  # noqa: RUF012
+    options = {"chunks": (13, 11), "compression": "gzip"}  # noqa: RUF012
     dtypes = ("<f4", "<f8")
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from battery import FormatContract
-from oracles import Array, numbers, read_torch, read_torchscript, torch_array
+from battery import FormatContract, plan_for
+from oracles import Array, changes, numbers, read_torch, read_torchscript, torch_array, zip_checksum_bytes
+
+from flipper.injection.inject import inject
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_checkpoints"
 
@@ -186,6 +188,24 @@ class TestSamplePyTorch(TestPyTorchZip):
 class TestSampleLegacy(TestPyTorchLegacy):
     def make(self, folder: Path) -> Path:
         return SAMPLES / "digits-cnn-legacy.pt"
+
+
+def test_views_that_overlap_are_struck_once_a_byte(tmp_path: Path) -> None:
+    """Every row is what torch sees; no bit was turned twice; aliases see what their tensor sees."""
+    source, out = SAMPLES / "ties-and-views.pt", tmp_path / "out.pt"
+    before = read_torch(source)
+    made = inject(source, out, plan_for(source, before, count=500))
+    after = read_torch(out)
+    for row in made.faults:
+        for name in (row["tensor"], *row["aliases"]):
+            assert int(before[name].bits[row["flat"]]) == int(row["before"], 16)
+            assert int(after[name].bits[row["flat"]]) == int(row["after"], 16)
+    told = {(name, row["flat"]) for row in made.faults for name in (row["tensor"], *row["aliases"])}
+    seen = {place for place in changes(before, after) if "window" not in place[0]}
+    assert seen == {place for place in told if "window" not in place[0]}
+    old, new = source.read_bytes(), out.read_bytes()
+    crcs = zip_checksum_bytes(old)
+    assert sum(bin(a ^ b).count("1") for at, (a, b) in enumerate(zip(old, new, strict=True)) if at not in crcs) == 500
 
 
 def test_the_oracle_reads_what_struct_reads() -> None:

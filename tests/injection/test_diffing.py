@@ -42,6 +42,13 @@ def test_one_model_in_two_formats_is_equal(a: str, b: str) -> None:
     assert summary_of(SAMPLES / a, SAMPLES / b)["equal"]
 
 
+def test_one_seed_gives_the_same_faults_in_every_format_of_one_model() -> None:
+    names = ("digits-cnn.pt", "digits-cnn.h5", "digits-cnn.safetensors", "digits-cnn-legacy.pt", "digits-cnn-dcp")
+    plans = [list(drawn(SAMPLES / name, 5, count=100, bits="exponent,sign")) for name in names]
+    assert len(plans[0]) == 100
+    assert all(plan == plans[0] for plan in plans)
+
+
 def test_faults_are_found_across_formats(tmp_path: Path) -> None:
     made = inject(SAMPLES / "digits-cnn.pt", tmp_path / "bad.pt", drawn(SAMPLES / "digits-cnn.pt", count=50))
     found = rows_between(SAMPLES / "digits-cnn.h5", tmp_path / "bad.pt")

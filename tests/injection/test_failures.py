@@ -173,6 +173,22 @@ def test_a_read_only_folder(source: Path, tmp_path: Path) -> None:
         inject(source, closed / "out", drawn(source))
 
 
+def test_a_read_only_filesystem(source: Path, full: Path) -> None:
+    """Not even root may write there; neither a copy nor an injection in place leaves anything."""
+    inside = Path(shutil.copy(source, full))
+    former = inside.read_bytes()
+    subprocess.run(["mount", "-o", "remount,ro", full], check=True)
+    with pytest.raises(OutputError, match="Read-only"):
+        inject(source, full / "out", drawn(source))
+    with pytest.raises(OutputError, match="Read-only"):
+        inject(inside, None, drawn(inside))
+    with pytest.raises(OutputError, match="Read-only"):
+        inject(source, source.parent / "out", drawn(source), record=Record(path=full / "m.json"))
+    assert inside.read_bytes() == former
+    assert names_in(full) == [source.name]
+    assert names_in(source.parent) == [source.name]
+
+
 def test_a_folder_that_can_not_be_written_at_all(source: Path) -> None:
     """Not even by root."""
     with pytest.raises(OutputError):
