@@ -26,8 +26,12 @@ _RULES = (
 )
 """(role, a component anywhere in the name, the last component); the first rule that fits."""
 
-_WHOLE = (("buffer", re.compile(r"(.*/)?batch_normalization(_\d+)?/vars/[23]")),)
-"""(role, a whole name): Keras 3 numbers a layer's weights; these are the moving mean and variance."""
+_WHOLE = (
+    ("buffer", re.compile(r"(.*/)?batch_normalization(_\d+)?/vars/[23]")),
+    ("optimizer", re.compile(r"(.*[./])?state[./]\d+[./][^./]+")),
+)
+"""(role, a whole name): Keras 3 numbers a layer's weights, of which these are the moving mean and variance; torch's
+optimizers keep what they know of parameter 0, 1, ... under `state`, whatever the key above it."""
 
 _COMPILED = tuple((role, re.compile(anywhere), re.compile(last)) for role, anywhere, last in _RULES)
 
