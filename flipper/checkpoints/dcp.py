@@ -86,7 +86,7 @@ class DcpDirectory(Checkpoint):
         pieces = sorted(set(pieces), key=lambda piece: piece.offsets)
         if not tile(tuple(pieces), shape):
             raise _broken(path, f"the chunks of {name} don't cover its shape {list(shape)} exactly once")
-        reason = _obstacle(dtype, split, transformed, pieces)
+        reason = _obstacle(dtype, split, transformed)
         if reason is not None:
             return Tensor(name, dtype, shape, Unsupported("", reason))
         return Tensor(name, dtype, shape, Pieces(tuple(pieces), name, dtype, self._items))
@@ -212,12 +212,10 @@ def _dtype(path: Path, properties: Any) -> tuple[str, int]:
     return DTYPES.get(found.name, (found.name, 0))
 
 
-def _obstacle(dtype: str, split: int, transformed: bool, pieces: list[Piece]) -> str | None:
+def _obstacle(dtype: str, split: int, transformed: bool) -> str | None:
     """Why a tensor can't be struck, else None."""
     if transformed:
         return "saved through a codec (transform_descriptors)"
-    if not pieces:
-        return "a tensor without elements has no bytes"
     if split != 1:
         return f"{dtype} in torch.distributed.checkpoint is not supported"
     return None

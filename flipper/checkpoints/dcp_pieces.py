@@ -99,7 +99,8 @@ class Piece:
 class Pieces:
     """A tensor made of chunks; their archives are opened when an element is located.
 
-    pieces: by offsets, none empty. key: the tensor's name where it was saved.
+    pieces: by offsets, none empty; no piece at all for a tensor without elements.
+    key: the tensor's name where it was saved.
     """
 
     pieces: tuple[Piece, ...]
@@ -116,11 +117,11 @@ class Pieces:
 
     @property
     def storage(self) -> str:
-        return "plain" if len(self.pieces) == 1 else "sharded"
+        return "sharded" if len(self.pieces) > 1 else "plain"
 
     @property
     def order(self) -> str:
-        return self._extent(self.pieces[0]).order
+        return self._extent(self.pieces[0]).order if self.pieces else "little"
 
     @property
     def offset(self) -> int | None:
@@ -130,6 +131,8 @@ class Pieces:
         return self.items.extent(piece.item, self.key, self.dtype, piece.sizes)
 
     def locate(self, dims: tuple[int, ...], layout: BitLayout, flat: Int) -> Iterator[Located]:
+        if not self.pieces:
+            return
         if len(self.pieces) == 1:
             yield from self._extent(self.pieces[0]).locate(dims, layout, flat)
             return

@@ -24,9 +24,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch_makers import bits_of, flat_names, random_tensor, saved_bytes, training_state
 
 from flipper.checkpoints import open_checkpoint
+from flipper.checkpoints.convert import convert
 from flipper.checkpoints.elements import byte_masks, combine
 from flipper.checkpoints.tree import Leaf
 from flipper.errors import CheckpointError
+from flipper.injection.diff import differences
 
 # torch warns that saving and loading happens in a single process.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -139,6 +141,23 @@ def test_the_plain_place_of_a_whole_tensor_is_in_its_file(tmp_path):
     place = open_checkpoint(path).tensor("w").place
     data = (path / place.file).read_bytes()
     assert data[place.offset : place.offset + 20] == torch.arange(5.0).numpy().tobytes()
+
+
+def test_a_tensor_without_elements_is_equal_to_itself_in_another_format(tmp_path):
+    """It has no bytes, which is all there is to read, compare and convert."""
+    state = {"empty": torch.empty(0, 3), "w": torch.ones(2)}
+    path = saved(tmp_path, state)
+    torch.save(state, tmp_path / "a.pt")
+    with open_checkpoint(path) as checkpoint, open_checkpoint(tmp_path / "a.pt") as other:
+        empty = checkpoint.tensor("empty")
+        assert (empty.supported, empty.shape, empty.place.storage, empty.place.offset) == (True, (0, 3), "plain", None)
+        assert len(read_all(checkpoint, "empty")) == 0
+        assert len(checkpoint.read_bits(empty, np.zeros(0, np.int64))) == 0
+        assert list(differences(checkpoint, other)) == []
+        convert(checkpoint, tmp_path / "b.pt", "pytorch")
+    back = torch.load(tmp_path / "b.pt")
+    assert back.keys() == state.keys()
+    assert back["empty"].shape == (0, 3)
 
 
 def test_a_strike_changes_its_elements_alone_and_every_crc_follows(tmp_path):
