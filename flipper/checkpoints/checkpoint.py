@@ -56,7 +56,8 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """The tensor that has `name` as its name or as an alias; raises UsageError if there is none."""
         if self._by_name is None:
-            self._by_name = {alias: tensor for tensor in self.tensors for alias in tensor.names}
+            # From the last to the first: of tensors that share a name, the one that can be struck comes first.
+            self._by_name = {alias: tensor for tensor in reversed(self.tensors) for alias in tensor.names}
         try:
             return self._by_name[name]
         except KeyError:

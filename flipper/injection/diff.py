@@ -126,7 +126,8 @@ def _fields(layout: BitLayout, positions: list[int]) -> list[str]:
 
 
 def _by_name(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return {name: tensor for tensor in checkpoint.tensors for name in tensor.names}
+    # From the last to the first: of tensors that share a name, the one that can be read comes first.
+    return {name: tensor for tensor in reversed(checkpoint.tensors) for name in tensor.names}
 
 
 def _unmatched(kind: str, name: str, left: Tensor | None, right: Tensor | None) -> Unmatched:

@@ -124,3 +124,15 @@ def test_tied_tensors_are_compared_once(tmp_path: Path) -> None:
         torch.save({"x": tied, "y": tied}, tmp_path / f"tied-{name}")
     assert len(rows_between(tmp_path / "tied-a", tmp_path / "tied-b")) == 4
     assert len(rows_between(tmp_path / "a", tmp_path / "tied-b")) == 8
+
+
+def test_of_two_tensors_with_one_name_the_first_is_struck_and_compared(tmp_path: Path) -> None:
+    """Nested keys and a key with a dot may spell one name; the second tensor of that name is out of reach."""
+    state = {"a": {"b": torch.zeros(4)}, "a.b": torch.zeros(4), "c": torch.zeros(4)}
+    torch.save(state, tmp_path / "a.pt")
+    inject(tmp_path / "a.pt", tmp_path / "b.pt", drawn(tmp_path / "a.pt", count=200))
+    loaded = torch.load(tmp_path / "b.pt")
+    assert loaded["a"]["b"].count_nonzero()
+    assert not loaded["a.b"].count_nonzero()
+    struck = {(row["tensor"], row["flat"]) for row in rows_between(tmp_path / "a.pt", tmp_path / "b.pt")}
+    assert struck == {(name, flat) for name in ("a.b", "c") for flat in range(4)}
