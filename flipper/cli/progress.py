@@ -62,10 +62,10 @@ def watched(
 
 
 def size_of(*paths: Path | None) -> int:
-    """Bytes of files, and of the files in directories, together."""
+    """Bytes of files, and of the files in directories, together; links that lead nowhere count nothing."""
     files = (path for path in paths if path is not None)
-    return sum(sum(entry.stat().st_size for entry in os.scandir(path)) if path.is_dir() else path.stat().st_size
-               for path in files)  # fmt: skip
+    return sum(sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file()) if path.is_dir()
+               else path.stat().st_size for path in files)  # fmt: skip
 
 
 def _bytes_read() -> int | None:

@@ -6,6 +6,8 @@ import sys
 import pytest
 from cli_tools import MLP, on_terminal, strict
 
+from flipper.cli.progress import size_of
+
 LOW = (
     "import sys, flipper.cli, flipper.cli.progress as bars\n"
     "bars.LARGE = 0\n"
@@ -48,6 +50,14 @@ def test_no_bar_without_a_terminal_with_quiet_or_for_little(tmp_path):
     assert CURSOR_OFF not in run(*arguments, err=False)[2]
     assert run(*arguments, "-q")[2] == ""
     assert CURSOR_OFF not in on_terminal(*arguments)[2]
+
+
+def test_links_that_lead_nowhere_count_nothing(tmp_path):
+    """A directory may have them beside its shards; they are no reason to fail."""
+    (tmp_path / "shard").write_bytes(bytes(100))
+    (tmp_path / "nowhere").symlink_to("missing")
+    (tmp_path / "loop").symlink_to("loop")
+    assert size_of(tmp_path, None, tmp_path / "shard") == 200
 
 
 def test_no_color_leaves_the_bar_without_colour(tmp_path):
