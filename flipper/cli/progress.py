@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -64,7 +63,7 @@ def watched(
 def size_of(*paths: Path | None) -> int:
     """Bytes of files, and of the files in directories, together; links that lead nowhere count nothing."""
     files = (path for path in paths if path is not None)
-    return sum(sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file()) if path.is_dir()
+    return sum(sum(entry.stat().st_size for entry in path.iterdir() if entry.is_file()) if path.is_dir()
                else path.stat().st_size for path in files)  # fmt: skip
 
 
