@@ -29,11 +29,14 @@ def gather(source: Source, offsets: Int, layout: BitLayout, order: str, shifts: 
     ascending = offsets if rank is None else offsets[rank]
     edges = np.flatnonzero(np.diff(ascending // BLOCK)) + 1
     span = _span(layout)
+    buffer = np.empty(BLOCK + 8, np.uint8)  # one for all blocks: fresh memory costs more than the reading
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(ascending)], strict=True):
         here = ascending[first:last]
         start, end = int(here[0]), min(int(here[-1]) + span, source.size)
-        data = source.read(start, end - start).ljust(int(here[-1]) + span - start, b"\0")
-        bits[first:last] = _assemble(data, here - start, layout, order)
+        block = buffer[: int(here[-1]) + span - start]
+        source.read_into(start, block[: end - start].data)
+        block[end - start :] = 0  # a packed dtype may end before its last element's second byte
+        bits[first:last] = _assemble(block, here - start, layout, order)
     if rank is not None:
         unsorted = np.empty_like(bits)
         unsorted[rank] = bits
@@ -85,13 +88,13 @@ def _span(layout: BitLayout) -> int:
     return layout.itemsize or (1 if 8 % layout.width == 0 else 2)
 
 
-def _assemble(data: bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
+def _assemble(block: Bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
     """The elements that begin at bytes `starts` of a block."""
     if layout.itemsize and not np.any(starts % layout.itemsize):
         code = "<" if order == "little" else ">"
-        words = np.frombuffer(data, f"{code}u{layout.itemsize}", len(data) // layout.itemsize)
+        words = block[: len(block) // layout.itemsize * layout.itemsize].view(f"{code}u{layout.itemsize}")
         return words[starts // layout.itemsize].astype(np.uint64)
-    block, span = np.frombuffer(data, np.uint8), _span(layout)
+    span = _span(layout)
     bits = np.zeros(len(starts), np.uint64)
     for index in range(span):
         step = index if order == "little" else span - 1 - index

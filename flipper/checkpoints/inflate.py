@@ -47,6 +47,10 @@ class Inflated(Source):
         self._first, self._kept = (offset, data) if count <= 64 else (offset + count - 64, data[count - 64 :])
         return data[:count]
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a writable buffer with the bytes from `offset`; errors as in `read`."""
+        buffer[:] = self.read(offset, len(buffer))
+
     def _next(self, limit: int) -> bytes:
         """Some more bytes, at least one and at most `limit`."""
         while True:

@@ -39,6 +39,21 @@ class Source:
             position, left = position + len(piece), left - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a writable buffer with the bytes from `offset`, as `read` but without fresh memory; errors as there."""
+        if offset < 0 or offset + len(buffer) > self.size:
+            seen = f"bytes {offset} to {offset + len(buffer)} are wanted, the file holds {self.size}"
+            raise CheckpointError("truncated", f"{self.path}: {seen}")
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._opened(), [buffer[done:]], self.start + offset + done)
+            except OSError as error:
+                raise CheckpointError("unreadable", f"{self.path}: {error.strerror}") from error
+            if count == 0:
+                raise CheckpointError("truncated", f"{self.path}: the file ended while it was read")
+            done += count
+
     def head(self, count: int) -> bytes:
         """Up to `count` bytes from the beginning."""
         return self.read(0, min(count, self.size))
@@ -57,11 +72,14 @@ class Source:
 
     def _pread(self, count: int, position: int) -> bytes:
         try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._descriptor, count, position)
+            return os.pread(self._opened(), count, position)
         except OSError as error:
             raise CheckpointError("unreadable", f"{self.path}: {error.strerror}") from error
+
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptor
 
     def __del__(self) -> None:
         self.close()

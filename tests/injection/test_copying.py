@@ -136,14 +136,12 @@ def test_unstruck_shards_are_linked_or_copied(tmp_path: Path, monkeypatch: pytes
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_sparse_streaming_and_one_at_a_time_give_the_same_bytes(
+def test_blocks_of_any_size_give_the_bytes_of_one_fault_at_a_time(
     data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = data.draw(st.integers(1, 300))
     faults = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 255)), max_size=60))
     monkeypatch.setattr(patching, "BLOCK", data.draw(st.sampled_from([1, 7, 64])))
-    monkeypatch.setattr(patching, "BUFFER", data.draw(st.sampled_from([1, 5, 64])))
-    monkeypatch.setattr(patching, "clone", lambda *_: False)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(np.random.default_rng(size).bytes(size))
     expected = bytearray(source.read_bytes())
@@ -153,11 +151,9 @@ def test_sparse_streaming_and_one_at_a_time_give_the_same_bytes(
     masks = np.array([mask for _, mask in faults], np.uint8)
     combined = elements.combine(offsets, masks)
     assert np.all(np.diff(combined[0]) > 0)
-    for dense in (10**15, -1):  # always sparse, always streamed
-        monkeypatch.setattr(patching, "DENSE", dense)
-        target.write_bytes(b"")
-        patching.copy_patched(source, target, *combined)
-        assert target.read_bytes() == expected
+    target.write_bytes(b"")
+    patching.copy_patched(source, target, *combined)
+    assert target.read_bytes() == expected
     patching.patch(target, *combined)
     assert target.read_bytes() == source.read_bytes()
 
@@ -191,16 +187,6 @@ def test_elements_across_the_edges_of_blocks(tmp_path: Path) -> None:
     assert out.read_bytes() == expected
     inject(source, None, listed("w", *rows))
     assert source.read_bytes() == expected
-
-
-def test_dense_and_sparse_injections_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = safetensors_file(tmp_path)
-    plan = drawn(source, count=5000)
-    monkeypatch.setattr(patching, "clone", lambda *_: False)
-    inject(source, tmp_path / "streamed", plan)
-    monkeypatch.setattr(patching, "DENSE", 10**15)
-    inject(source, tmp_path / "sparse", plan)
-    assert (tmp_path / "streamed").read_bytes() == (tmp_path / "sparse").read_bytes()
 
 
 def test_a_read_only_source_gives_a_read_only_copy_with_the_faults(tmp_path: Path) -> None:

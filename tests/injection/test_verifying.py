@@ -84,7 +84,7 @@ def test_a_fault_that_was_not_made_is_named(tmp_path: Path) -> None:
     assert row["tensor"] in verdict.problems[0]
     assert f"element {row['flat']}" in verdict.problems[0]
     assert not verdict.complete
-    assert "1 problems" in explain(verdict)
+    assert "problems: 1" in explain(verdict)
 
 
 def test_stale_checksums_are_a_problem_unless_meant(tmp_path: Path) -> None:
