@@ -38,7 +38,7 @@ def command(
 
     \b
     Example:
-      flipper convert sample_checkpoints/digits-cnn.pt -o digits-cnn.h5 --to hdf5
+      flipper convert sample_checkpoints/digits-cnn.pt -o /tmp/digits-cnn.h5 --to hdf5 --force
     """
     from flipper.checkpoints import open_checkpoint
     from flipper.checkpoints.convert import convert

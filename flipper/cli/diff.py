@@ -49,6 +49,7 @@ def command(
         else:
             emit_rows(watched(told(), "comparing", size, style, quiet), style, COLUMNS)
     record = summary.record()
-    say(f"{record['elements']} elements, {record['bits']} bits, {len(record['unmatched'])} tensors differ", quiet)
+    counted = f"elements that differ: {record['elements']}, bits: {record['bits']}"
+    say(f"{counted}; tensors without a match: {len(record['unmatched'])}", quiet)
     if not record["equal"]:
         raise SystemExit(3)

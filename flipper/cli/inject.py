@@ -96,7 +96,8 @@ def _plan(checkpoint: Any, plan_file: str | None, seed: int | None, options: dic
         if seed is not None or any(value is not None and value != () for value in options.values()):
             raise UsageError("--plan says which faults; leave out selection, amount and seed")
         return read_plan(Path(plan_file), checkpoint, sys.stdin if plan_file == "-" else None)
+    drawn = new_seed() if seed is None else seed
+    plan = draw(checkpoint, fault_model(options), drawn)
     if seed is None:
-        seed = new_seed()
-        say(f"seed {seed}", quiet)
-    return draw(checkpoint, fault_model(options), seed)
+        say(f"seed {drawn}", quiet)
+    return plan

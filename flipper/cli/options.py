@@ -55,10 +55,16 @@ def selection_options(command: Command) -> Command:
     """Which bits: the population."""
     many: dict[str, Any] = {"multiple": True}
     return _stack(
-        click.option("--layer", "layers", metavar="PATTERN", help="A name, module prefix, glob or re:REGEX.", **many),
-        click.option("--exclude", metavar="PATTERN", help="Taken away from the above.", **many),
-        click.option("--role", "roles", metavar="ROLE", help="parameter, buffer, optimizer or other.", **many),
-        click.option("--dtype", "dtypes", metavar="NAME", help="Default: all floating-point and complex ones.", **many),
+        click.option(
+            "--layer", "layers", metavar="PATTERN", help="A name, module prefix, glob or re:REGEX; repeatable.", **many
+        ),
+        click.option("--exclude", metavar="PATTERN", help="Taken away from the above; repeatable.", **many),
+        click.option(
+            "--role", "roles", metavar="ROLE", help="parameter, buffer, optimizer or other; repeatable.", **many
+        ),
+        click.option(
+            "--dtype", "dtypes", metavar="NAME", help="Default: all float and complex ones; repeatable.", **many
+        ),
         click.option("--bits", metavar="SPEC", help="any, sign, exponent[-msb], mantissa[-msb], 30, 23-30; commas."),
     )(command)
 
@@ -72,7 +78,9 @@ def drawing_options(command: Command) -> Command:
         click.option("--fit", metavar="F", help="Field rate in FIT per Mbit, with --hours."),
         click.option("--hours", metavar="H", help="Time of exposure to --fit."),
         click.option("--spread", metavar="HOW", help="uniform, per-layer, layer-uniform, tensor-uniform, weighted."),
-        click.option("--weight", "weights", metavar="PATTERN=W", multiple=True, help="With --spread weighted."),
+        click.option(
+            "--weight", "weights", metavar="PATTERN=W", multiple=True, help="With --spread weighted; repeatable."
+        ),
         click.option("--field-weight", "field_weights", metavar="sign=1,...", help="Weights of the three fields."),
         click.option("--effect", metavar="E", help="flip, set0, set1, random, flip:0xMASK, scale:FACTOR."),
         click.option("--burst", type=click.IntRange(1, 64), metavar="L", help="L neighbouring bits as one fault."),

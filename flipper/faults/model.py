@@ -24,7 +24,7 @@ Number = int | float | str | Decimal | Fraction
 
 @dataclass(frozen=True)
 class FaultModel:
-    """The rule that a plan is drawn from; INTERFACE names of the options in brackets.
+    """The rule that a plan is drawn from; the command line's options in brackets.
 
     layers, exclude, roles, dtypes, bits: the population (--layer, --exclude, --role, --dtype, --bits).
     count, ber, fraction, (fit, hours): the amount, exactly one; count 1 if none. Decimal text is taken exactly.

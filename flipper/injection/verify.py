@@ -177,6 +177,6 @@ def _other_rewriting(
 def explain(verdict: Verdict) -> str:
     """One line for people."""
     if verdict.problems:
-        return f"{verdict.path}: {len(verdict.problems)} problems, the first: {verdict.problems[0]}"
+        return f"{verdict.path}: problems: {len(verdict.problems)}, the first: {verdict.problems[0]}"
     checked = "nothing else was changed" if verdict.complete else "whether anything else was changed is not known"
     return f"{verdict.path}: sound" + ("" if verdict.faults is None else f"; its faults were made; {checked}")

@@ -85,7 +85,7 @@ def test_diff_rows_are_the_contract(struck):
     for row, fault in zip(rows, wanted, strict=True):
         assert {key: row[key] for key in row if key != "xor"} == {key: fault[key] for key in row if key != "xor"}
         assert int(row["xor"], 16) == int(row["before"], 16) ^ int(row["after"], 16)
-    assert f"{len(rows)} elements" in err
+    assert f"elements that differ: {len(rows)}," in err
 
 
 def test_diff_of_equal_states_in_other_formats_is_0():
