@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,7 +55,7 @@ def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
     elif isinstance(whole, list | dict):
         yield from _each(whole if isinstance(whole, list) else [whole], path, "row")
     else:
-        yield from _each(map(_json_line, head.split("\n")), path, "line")
+        yield from _each(_json_values(head), path, "line")
 
 
 def _json_or_none(text: str) -> Any:
@@ -64,8 +65,19 @@ def _json_or_none(text: str) -> Any:
         return None
 
 
-def _json_line(line: str) -> Any:
-    return json.loads(line) if line.strip() else None
+def _json_values(text: str) -> Iterator[Any]:
+    """JSON values, each on a line of its own or, as jq prints them, over several.
+
+    After a value a None for each further line that it takes, so that counting goes by lines.
+    """
+    decoder, start = json.JSONDecoder(), 0
+    while start < len(text):
+        value, end = decoder.raw_decode(text, start)
+        while end < len(text) and text[end].isspace():
+            end += 1
+        yield value
+        yield from repeat(None, text.count("\n", start, end) - 1)
+        start = end
 
 
 def _csv_rows(text: str) -> Iterator[dict[str, Any]]:

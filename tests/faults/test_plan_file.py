@@ -47,6 +47,18 @@ def test_json_lines_arrays_and_csv_are_alike(checkpoint):
         assert read(checkpoint, "\ufeff" + text) == FAULTS
 
 
+def test_objects_over_several_lines_are_taken_as_jq_prints_them(checkpoint):
+    """jq's own layout, and with options of its that leave no line between objects."""
+    records = [record(*fault) for fault in FAULTS]
+    for end in ("\n", "\n\n", "", " "):
+        assert read(checkpoint, end.join(json.dumps(r, indent=2) for r in records) + end) == FAULTS
+        assert read(checkpoint, end.join(map(json.dumps, records)) + end) == FAULTS
+    broken = "\n".join(json.dumps({"tensor": "b", "flat": flat, "bits": [0]}, indent=0) for flat in (0, 0.5))
+    for text in (broken, broken.replace("0.5", "")):
+        with pytest.raises(UsageError, match="line 8: "):
+            read(checkpoint, text)
+
+
 def test_bits_are_named_by_position(checkpoint):
     for text in (
         lines({"tensor": "b", "flat": 0, "bits": [31, 0]}),
