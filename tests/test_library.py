@@ -112,6 +112,7 @@ def test_the_same_seed_draws_the_same_and_the_command_line_too(model, tmp_path):
 def test_a_manifest_is_read_back_as_it_was_returned(model, tmp_path):
     plan = flipper.draw(flipper.open(model), flipper.FaultModel(count=3), seed=1)
     made = flipper.inject(model, tmp_path / "bad", plan)
+    assert flipper.read_manifest(str(made.path)).faults == made.faults
     read = flipper.read_manifest(made.path)
     assert read.faults == made.faults == json.loads(made.path.read_text())["faults"]
     assert read.summary() == made.summary()

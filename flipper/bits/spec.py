@@ -22,6 +22,8 @@ class BitSpec:
     text: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise UsageError(f"--bits: {self.text!r} is not text; write '30' for position 30, commas between several")
         for term in self._terms():
             _explicit(term)
 

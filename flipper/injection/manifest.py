@@ -175,8 +175,9 @@ def table_file(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + ".npz")
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(manifest: str | os.PathLike[str]) -> Manifest:
     """Read a manifest and its table; raises FlipperError when it is none, or its table is missing or altered."""
+    path = Path(manifest)
     try:
         document = json.loads(path.read_text("utf-8"))
     except OSError as error:

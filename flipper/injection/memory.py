@@ -33,6 +33,8 @@ def strike(tensors: Mapping[str, torch.Tensor], plan: FaultPlan) -> int:
     Raises UsageError for a tensor that isn't there, MismatchError for a dtype, shape or element that doesn't fit; then
     nothing was struck.
     """
+    if not isinstance(tensors, Mapping):
+        raise UsageError(f"{type(tensors).__name__} maps no names to tensors; a module's state_dict() does")
     spellings = {spelling: name for name in tensors for spelling in reversed(short_names(name))}
     chosen = [(_find(tensors, spellings, target), rows) for target, rows in plan.by_target()]
     changes = [change for (name, tensor), rows in chosen for change in _changes(tensor, name, plan, rows)]

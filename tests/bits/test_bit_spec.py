@@ -62,6 +62,11 @@ def test_anything_else_is_refused_with_what_is_allowed(text):
         BitSpec(text)
 
 
+def test_a_number_is_refused_with_how_to_write_it():
+    with pytest.raises(UsageError, match="write '30'"):
+        BitSpec(30)
+
+
 def test_a_range_that_runs_backwards_is_refused():
     with pytest.raises(UsageError, match="30-23 is empty; write the lower position first"):
         BitSpec("30-23")

@@ -111,6 +111,13 @@ def test_tied_names_are_struck_one_after_the_other() -> None:
     assert shared.view(torch.int32).tolist() == [0, 0, 7, 0]
 
 
+def test_a_module_is_refused_with_what_to_give_instead() -> None:
+    from flipper.faults.plan import Target, plan_of
+
+    with pytest.raises(UsageError, match="state_dict"):
+        flipper.strike(torch.nn.Linear(2, 2), plan_of([Target("weight")], [(0, 0, 0, 1, 0)]))  # type: ignore[arg-type]
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_struck() -> None:
     live = {"a": torch.zeros(3), "b": torch.zeros(3)}
     from flipper.faults.plan import Target, plan_of
