@@ -118,6 +118,17 @@ def test_a_manifest_is_read_back_as_it_was_returned(model, tmp_path):
     assert read.summary() == made.summary()
 
 
+def test_plans_and_manifests_are_compared_by_what_they_hold(model, tmp_path):
+    ckpt = flipper.open(model)
+    plan, again, other = (flipper.draw(ckpt, flipper.FaultModel(count=3), seed=seed) for seed in (1, 1, 2))
+    assert plan == again
+    assert plan != other
+    assert plan != list(plan)
+    assert flipper.read_manifest(str(flipper.inject(ckpt, tmp_path / "a", plan).path)) == flipper.read_manifest(
+        tmp_path / "a.flipper.json"
+    )
+
+
 def test_a_model_is_a_value():
     assert flipper.FaultModel(count=3) == flipper.FaultModel(count=3)
     assert dataclasses.replace(flipper.FaultModel(count=3), count=4).count == 4

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Int
 from flipper.faults.effects import FLIP, OPS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Ops = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -78,6 +81,9 @@ class FaultPlan:
     def __len__(self) -> int:
         return len(self.flat)
 
+    def __eq__(self, other: object) -> bool:
+        return equal_fields(self, other) if isinstance(other, FaultPlan) else NotImplemented
+
     def __iter__(self) -> Iterator[Fault]:
         columns = (column.tolist() for column in (self.target, self.flat, self.op, self.mask, self.value))
         for target, flat, op, mask, value in zip(*columns, strict=True):
@@ -89,6 +95,12 @@ class FaultPlan:
         for index, target in enumerate(self.targets):
             if starts[index] < starts[index + 1]:
                 yield target, slice(int(starts[index]), int(starts[index + 1]))
+
+
+def equal_fields(one: DataclassInstance, other: DataclassInstance) -> bool:
+    """Whether all fields of two objects of one dataclass are equal, columns of any width by their numbers."""
+    pairs = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
 
 def plan_of(targets: Sequence[Target], faults: Sequence[tuple[int, int, int, int, int]], **drawn: Any) -> FaultPlan:

@@ -20,7 +20,7 @@ from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Int
 from flipper.errors import FlipperError
 from flipper.faults.effects import FLIP, OPS
-from flipper.faults.plan import FaultPlan, Ops, Target
+from flipper.faults.plan import FaultPlan, Ops, Target, equal_fields
 from flipper.injection.changes import Struck
 
 COLUMNS = (
@@ -69,6 +69,9 @@ class FaultTable:
 
     def __len__(self) -> int:
         return len(self.flat)
+
+    def __eq__(self, other: object) -> bool:
+        return equal_fields(self, other) if isinstance(other, FaultTable) else NotImplemented
 
     @property
     def bits_changed(self) -> int:
