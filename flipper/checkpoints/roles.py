@@ -36,6 +36,7 @@ optimizers keep what they know of parameter 0, 1, ... under `state`, whatever th
 _COMPILED = tuple((role, re.compile(anywhere), re.compile(last)) for role, anywhere, last in _RULES)
 
 
+@lru_cache(maxsize=1 << 16)
 def role_of(name: str) -> str:
     """parameter, buffer, optimizer or other, for a name whose components are split at dots and slashes."""
     for role, whole in _WHOLE:
