@@ -99,14 +99,16 @@ def _changes(tensor: torch.Tensor, name: str, plan: FaultPlan, rows: slice) -> I
     _check_rows(name, dtype, shape, plan, rows)
     words = torch.view_as_real(tensor.detach()) if layout.components == 2 else tensor.detach()
     words = words.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[layout.itemsize or 1])
+    once = words[tuple(slice(None) if stride else slice(0, 1) for stride in words.stride())]
     in_a_byte = 8 // layout.width if layout.packed else 1
     for place in range(in_a_byte):
         part = np.flatnonzero(plan.flat[rows] % in_a_byte == place) + rows.start
         if len(part):
-            flat, op, mask, value = merge(plan.flat[part], plan.op[part], plan.mask[part], plan.value[part])
-            index = tuple(torch.from_numpy(i.copy()).to(words.device) for i in _unravel(flat // in_a_byte, words.shape))
+            places = _held_once(plan.flat[part] // in_a_byte, words.shape, once.shape)
+            flat, op, mask, value = merge(places, plan.op[part], plan.mask[part], plan.value[part])
+            index = tuple(torch.from_numpy(i.copy()).to(words.device) for i in _unravel(flat, once.shape))
             shift = np.uint64(place * layout.width if layout.packed else 0)
-            yield _Change(words, index, op, mask << shift, value << shift)
+            yield _Change(once, index, op, mask << shift, value << shift)
 
 
 def _obstacle(tensor: torch.Tensor) -> str | None:
@@ -133,6 +135,14 @@ def _check_rows(name: str, dtype: str, shape: tuple[int, ...], plan: FaultPlan, 
         raise MismatchError(f"{name} has {count} elements; the plan strikes number {int(worst)}")
     if layout.width < 64 and np.any(mask >> np.uint64(layout.width)):
         raise MismatchError(f"{name} is {dtype}, {layout.width} bits wide; the plan strikes bits beyond that")
+
+
+def _held_once(flat: Int, shape: tuple[int, ...], once: tuple[int, ...]) -> Int:
+    """Where elements lie when the axes along which a tensor is expanded, so that it repeats itself, are cut to 1."""
+    if tuple(once) == tuple(shape):
+        return flat
+    index = [np.minimum(i, size - 1) for i, size in zip(np.unravel_index(flat, shape), once, strict=True)]
+    return np.ravel_multi_index(tuple(index), once)
 
 
 def _unravel(flat: Int, shape: tuple[int, ...]) -> tuple[Int, ...]:

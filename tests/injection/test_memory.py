@@ -111,6 +111,19 @@ def test_tied_names_are_struck_one_after_the_other() -> None:
     assert shared.view(torch.int32).tolist() == [0, 0, 7, 0]
 
 
+def test_expanded_tensors_are_struck_in_the_memory_that_they_repeat() -> None:
+    """Every fault counts, also those that meet in one place."""
+    from flipper.faults.plan import Target, plan_of
+
+    base = torch.zeros(2, 1)
+    plan = plan_of([Target("a")], [(0, 1, 0, 1, 0), (0, 3, 0, 4, 0), (0, 4, 0, 2, 0), (0, 5, 0, 8, 0)])
+    flipper.strike({"a": base.expand(2, 3)}, plan)
+    assert base.view(torch.int32).tolist() == [[1], [14]]
+    number = torch.zeros(())
+    flipper.strike({"a": number.expand(6)}, plan)
+    assert number.view(torch.int32).item() == 15
+
+
 def test_a_module_is_refused_with_what_to_give_instead() -> None:
     from flipper.faults.plan import Target, plan_of
 
