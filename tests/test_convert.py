@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -340,3 +341,14 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, to):
     assert done.returncode == 1
     assert done.stderr == "flipper: error: out can't be written: File too large\n"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["digits-keras.keras", "digits-keras.weights.h5"])
+def test_a_converted_keras_file_draws_the_same_faults(name: str, tmp_path: Path) -> None:
+    """The layer names that Keras files carry beside the stored ones don't take their place."""
+    import flipper
+
+    source = Path(__file__).parents[1] / "sample_checkpoints" / name
+    flipper.convert(flipper.open(source), tmp_path / "converted", "safetensors")
+    plans = [flipper.draw(path, flipper.FaultModel(count=20), seed=3) for path in (source, tmp_path / "converted")]
+    assert list(plans[0]) == list(plans[1])

@@ -123,7 +123,8 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
     while at >= 0 and not _ends_here(tail, at):
         at = tail.rfind(b"PK\5\6", 0, at + 3)
     if at < 0:
-        raise CheckpointError("truncated", f"{source.path}: no end-of-central-directory at its end: cut off, or something was appended?")
+        seen = "no end-of-central-directory where the file ends"
+        raise CheckpointError("truncated", f"{source.path}: {seen}: cut off, or was something appended?")
     _, disk, first_disk, here, count, size, offset, _ = _END.unpack_from(tail, at)
     end = source.size - tail_size + at
     if 0xFFFF in (disk, first_disk, here, count) or _FULL in (size, offset):

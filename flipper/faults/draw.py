@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+import os
 import secrets
 from collections.abc import Sequence
 
 import numpy as np
 
 from flipper.bits.layout import Bits
-from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints import Checkpoint, open_checkpoint
 from flipper.checkpoints.elements import Int
 from flipper.errors import NothingEligible, UsageError
 from flipper.faults.model import FaultModel
@@ -52,13 +53,16 @@ def population_of(checkpoint: Checkpoint, model: FaultModel) -> Population:
     return populate(tensors, spec.positions)
 
 
-def draw(checkpoint: Checkpoint, model: FaultModel, seed: int | None = None) -> FaultPlan:
+def draw(
+    checkpoint: Checkpoint | str | os.PathLike[str], model: FaultModel, seed: int | None = None
+) -> FaultPlan:
     """Draw the faults of a plan.
 
-    seed: 0 <= seed < 2**64; None takes a new one, which the plan records.
+    checkpoint: an open one, or the path of one. seed: 0 <= seed < 2**64; None takes a new one, which the plan records.
     Raises NothingEligible for an empty population, TooFewBits when the amount can't be had, UsageError.
     """
     seed = _seed(seed)
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     population = population_of(checkpoint, model)
     if not population.segments:
         raise NothingEligible(_nothing(checkpoint, model))

@@ -118,7 +118,9 @@ def contents_of(checkpoint: Checkpoint, drop: bool = False) -> Contents:
     _check_size(checkpoint)
     carried = [tensor for tensor in checkpoint.tensors if tensor.supported and _whole(tensor)]
     tensors = {tensor.name: _data(checkpoint, tensor) for tensor in carried}
-    aliases = {alias: tensor.name for tensor in carried for alias in tensor.aliases}
+    # A reader takes the first of tied names for the tensor's own. Keras' layer names may come before the stored one,
+    # and would then change which faults a seed draws; they are left out.
+    aliases = {alias: tensor.name for tensor in carried for alias in tensor.aliases if alias > tensor.name}
     whole = checkpoint.tree()
     left = [tensor for tensor in checkpoint.tensors if tensor.name not in tensors]
     lost = _foreign(whole) + [f"{tensor.name}: {_why(tensor)}" for tensor in left]
