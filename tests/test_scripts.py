@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 def script(name: str, *arguments: str, folder: Path, **settings: str) -> str:
     """What the script prints when it is called in `folder`."""
     done = subprocess.run(
-        [ROOT / "scripts" / name, *arguments], cwd=folder, env={**os.environ, **settings}, text=True, capture_output=True,
-        check=False,
+        [ROOT / "scripts" / name, *arguments], cwd=folder, env={**os.environ, **settings}, text=True,
+        capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
