@@ -49,7 +49,7 @@ def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:
     whole = _json_or_none(head)
     if isinstance(whole, dict) and "schema" in whole:
         raise UsageError(f"--plan {path} is a manifest; `flipper replay` strikes its faults")
-    if isinstance(whole, dict) and "tensor" not in whole:
+    if isinstance(whole, dict) and not whole.keys() & {"tensor", "flat"}:
         for tensor, flat, mask in sequence_faults(whole, checkpoint):
             yield tensor, flat, FLIP, mask, 0
     elif isinstance(whole, list | dict):
@@ -139,6 +139,8 @@ def _positions(bits: Any) -> set[int]:
 def _number(value: Any) -> int:
     """A natural number below 2**64, written as such, in decimal or in hex with 0x."""
     if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is not a whole number")
+    if isinstance(value, str) and "_" in value:  # which only Python takes for a number
         raise ValueError(f"{value!r} is not a whole number")
     number = int(value, 0) if isinstance(value, str) else value
     if not 0 <= number < 1 << 64:

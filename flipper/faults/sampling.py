@@ -201,7 +201,7 @@ def _itself(units: U64) -> U64:
 
 
 def _shortage(n: int, units: int, keys: int) -> str:
-    asked = f"{n:,} asked for, but only {units:,} places pass"
+    asked = f"{n:,} asked for, but only {units:,} {'place passes' if units == 1 else 'places pass'}"
     where = "" if keys == units else f", in {keys:,} elements that take one fault each"
     return f"{asked}{where}; ask for fewer faults, or loosen the guards"
 

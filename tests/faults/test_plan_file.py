@@ -131,6 +131,7 @@ def test_sequences_that_do_not_fit_are_refused(checkpoint, sequence, error, mess
         ({"tensor": "b", "flat": 0, "bits": [3, 3]}, "named twice"),
         ({"tensor": "b", "flat": 0, "op": "xor", "mask": 1}, "none of flip, write"),
         ({"tensor": "b", "flat": 0, "op": "flip"}, "'mask' is missing"),
+        ({"tensor": "b", "flat": 0, "op": "flip", "mask": "0x1_0"}, "not a whole number"),
         ({"tensor": "b", "flat": 0, "op": "write", "mask": 1}, "'value' is missing"),
         ({"tensor": "b", "flat": 0, "op": "flip", "mask": 2**64}, "between 0 and"),
         (3, "not an object"),
