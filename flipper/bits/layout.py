@@ -47,6 +47,11 @@ class BitLayout:
         return self.width // 8
 
     @property
+    def word(self) -> str:
+        """The unsigned numpy type that holds one element, such as "u4"."""
+        return f"u{self.itemsize or 1}"
+
+    @property
     def real(self) -> bool:
         """Whether it is a floating-point or complex dtype, which is struck by default."""
         return self.kind == "float"

@@ -29,7 +29,8 @@ def gather(source: Source, offsets: Int, layout: BitLayout, order: str, shifts: 
     ascending = offsets if rank is None else offsets[rank]
     edges = np.flatnonzero(np.diff(ascending // BLOCK)) + 1
     span = _span(layout)
-    buffer = np.empty(BLOCK + 8, np.uint8)  # one for all blocks: fresh memory costs more than the reading
+    # One buffer for all blocks: fresh memory costs more than the reading.
+    buffer = np.empty(min(BLOCK, int(ascending[-1] - ascending[0])) + 8, np.uint8)
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(ascending)], strict=True):
         here = ascending[first:last]
         start, end = int(here[0]), min(int(here[-1]) + span, source.size)

@@ -29,15 +29,12 @@ class Source:
         if offset < 0 or count < 0 or offset + count > self.size:
             seen = f"bytes {offset} to {offset + count} are wanted, the file holds {self.size}"
             raise CheckpointError("truncated", f"{self.path}: {seen}")
-        pieces = []
-        position, left = self.start + offset, count
-        while left:
-            piece = self._pread(min(left, 1 << 30), position)
-            if not piece:
-                raise CheckpointError("truncated", f"{self.path}: the file ended while it was read")
-            pieces.append(piece)
-            position, left = position + len(piece), left - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        whole = self._pread(min(count, 1 << 30), self.start + offset)
+        if len(whole) == count:  # nearly always
+            return whole
+        rest = bytearray(count - len(whole))
+        self.read_into(offset + len(whole), memoryview(rest))
+        return whole + bytes(rest)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a writable buffer with the bytes from `offset`, as `read` but without fresh memory; errors as there."""

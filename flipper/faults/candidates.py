@@ -28,6 +28,16 @@ _SLOT_MASKS = np.array([(1 << max(slots - 1, 0).bit_length()) - 1 for slots in r
 
 
 @dataclass(frozen=True)
+class Part:
+    """The faults in one segment: flat indexes, masks and values."""
+
+    segment: Segment
+    flat: Int
+    masks: Bits
+    values: Bits
+
+
+@dataclass(frozen=True)
 class Candidates:
     """The units of a stratum with all that decides about them.
 
@@ -43,21 +53,20 @@ class Candidates:
     values: Stream
     slots_drawn: bool = False
 
-    def faults(self, units: Bits) -> tuple[Int, Int, Bits, Bits]:
-        """Segment number, flat index, mask and value of each unit's fault; the units ascend."""
-        owner, element, slot = self.units.locate(units)
-        flat, masks, values = element, np.empty(len(units), np.uint64), np.zeros(len(units), np.uint64)
+    def faults(self, units: Bits) -> Iterator[Part]:
+        """The faults of ascending units, segment by segment."""
         words = self._words(units)
-        for index, rows in _rows_by_owner(owner):
+        for index, rows, element, slot in self.units.split(units):
             segment = self.units.segments[index]
-            own = segment.flat(element[rows])
+            layout = segment.tensor.layout
+            flat = segment.flat(element)
             if self.slots_drawn:
-                slot[rows] = self._drawn_slots(segment, units[rows], own)
-            flat[rows] = own
-            masks[rows] = np.array(segment.masks, np.uint64)[slot[rows]]
-            before = self.checkpoint.read_bits(segment.tensor, own) if self.effect.needs_values else words[rows]
-            values[rows] = self.effect.value(segment.tensor.layout, masks[rows], before, words[rows])
-        return owner, flat, masks, values
+                slot = self._drawn_slots(segment, units[rows], flat)
+            masks = np.array(segment.masks, np.uint64)[slot]
+            before = self.checkpoint.read_bits(segment.tensor, flat) if self.effect.needs_values else words[rows]
+            values = self.effect.value(layout, masks, before, words[rows])
+            # In words of the elements' own width: ten million faults are large enough as they are.
+            yield Part(segment, flat, masks.astype(layout.word), values.astype(layout.word))
 
     def accept(self, units: Bits) -> Passed:
         """Which units pass the guards; reads the elements concerned and no others."""

@@ -89,18 +89,15 @@ def _plan(population: Population, model: FaultModel, seed: int, strata: Sequence
     """The plan of all strata, its rows by tensor, element and bit."""
     parts: dict[str, list[Columns]] = {}
     for stratum in strata:
-        ends = np.searchsorted(stratum.owner, np.arange(1, len(stratum.segments) + 1)).tolist()
-        for segment, first, last in zip(stratum.segments, [0, *ends], ends, strict=False):
-            if first < last:
-                rows = slice(first, last)
-                columns = (stratum.flat[rows], stratum.masks[rows], stratum.values[rows])
-                parts.setdefault(segment.tensor.name, []).append(columns)
+        for part in stratum.parts:
+            parts.setdefault(part.segment.tensor.name, []).append((part.flat, part.masks, part.values))
     names = [segment.tensor.name for segment in population.segments]
-    ordered = [_by_bit(parts[name]) for name in names if name in parts]
-    none = (np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-    flat, masks, values = (np.concatenate(columns) for columns in zip(none, *ordered, strict=True))
     struck = [index for index, name in enumerate(names) if name in parts]
-    target = np.repeat(np.array(struck, np.int64), [len(columns[0]) for columns in ordered])
+    ordered = [_by_bit(parts.pop(names[index])) for index in struck]
+    none = (np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.uint8))
+    flat, masks, values = (np.concatenate(columns) for columns in zip(none, *ordered, strict=True))
+    numbers = np.array(struck, np.min_scalar_type(len(names)))
+    target = np.repeat(numbers, [len(columns[0]) for columns in ordered])
     targets = tuple(Target(s.tensor.name, s.tensor.dtype, s.tensor.shape) for s in population.segments)
     ops = np.full(len(flat), model.parsed_effect.op, np.uint8)
     records = tuple(_record(s) for s in strata)
@@ -118,5 +115,5 @@ def _by_bit(parts: Sequence[Columns]) -> Columns:
 
 
 def _record(stratum: Drawn) -> Stratum:
-    bits = sum(segment.bits for segment in stratum.segments)
-    return Stratum(stratum.name, bits, len(stratum.flat) / stratum.units if stratum.units else 0.0, len(stratum.flat))
+    probability = stratum.faults / stratum.units if stratum.units else 0.0
+    return Stratum(stratum.name, stratum.bits, probability, stratum.faults)

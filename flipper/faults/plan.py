@@ -62,8 +62,8 @@ class Target:
 class FaultPlan:
     """Faults as columns, all of one length, by tensor, then element, then bit.
 
-    targets: the tensors struck; `target` (int64) indexes them. flat (int64): row-major element.
-    op (uint8): FLIP or WRITE. mask, value (uint64): see Fault; value is 0 for flips.
+    targets: the tensors struck; `target` (a whole-number type) indexes them. flat (int64): row-major element.
+    op (uint8): FLIP or WRITE. mask, value (unsigned, as wide as the elements): see Fault; value is 0 for flips.
     seed, spec, population, strata: what it was drawn from; None and empty for a plan from a file.
     """
 
@@ -91,7 +91,7 @@ class FaultPlan:
 
     def by_target(self) -> Iterator[tuple[Target, slice]]:
         """Each struck tensor with the rows that strike it; the rows are ordered by tensor."""
-        starts = np.searchsorted(self.target, np.arange(len(self.targets) + 1))
+        starts = np.searchsorted(self.target, np.arange(len(self.targets) + 1).astype(self.target.dtype))
         for index, target in enumerate(self.targets):
             if starts[index] < starts[index + 1]:
                 yield target, slice(int(starts[index]), int(starts[index + 1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,6 +142,17 @@ class Units:
         each = first if np.all(self._per_element == first) else self._per_element[owner]
         element = within // each
         return owner, element, within - element * each
+
+    def split(self, units: Bits) -> Iterator[tuple[int, slice, Int, Int]]:
+        """Each segment that has some of the ascending units: its number, their rows, elements and slots (int64)."""
+        bounds = np.array([*self._starts[1:].tolist(), self.size], np.uint64)
+        ends = np.searchsorted(units, bounds).tolist()
+        for index, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+            if first < last:
+                element, slot = np.divmod(
+                    units[first:last].astype(np.int64) - self._starts[index], self._per_element[index]
+                )
+                yield index, slice(first, last), element, slot
 
     def element_ids(self, units: Bits) -> Bits:
         """A number for each unit's element, the same for all its units and for no other; ascends with the units."""

@@ -9,12 +9,10 @@ from math import floor
 
 import numpy as np
 
-from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
-from flipper.checkpoints.elements import Int
 from flipper.errors import NothingEligible, TooFewBits, UsageError
 from flipper.faults import counts, sampling
-from flipper.faults.candidates import Candidates
+from flipper.faults.candidates import Candidates, Part
 from flipper.faults.fields import FieldUnits, one_an_element
 from flipper.faults.guards import Guards, Passed
 from flipper.faults.model import FIELDS, FaultModel
@@ -37,15 +35,17 @@ Group = tuple[str, tuple[Segment, ...]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A stratum with its faults: segment numbers of `segments`, flat indexes, masks, values; units: how many it had."""
+    """A stratum with its faults, segment by segment; units, bits: how many of them it had."""
 
     name: str
-    segments: tuple[Segment, ...]
     units: int
-    owner: Int
-    flat: Int
-    masks: Bits
-    values: Bits
+    bits: int
+    parts: tuple[Part, ...]
+
+    @property
+    def faults(self) -> int:
+        """How many were drawn."""
+        return sum(len(part.flat) for part in self.parts)
 
 
 class Strata:
@@ -293,4 +293,5 @@ def _faults(name: str, candidates: Candidates, chosen: U64) -> Drawn:
     units = candidates.units
     if not np.all(chosen[1:] >= chosen[:-1]):
         chosen = np.sort(chosen)
-    return Drawn(name, units.segments, units.size, *candidates.faults(chosen))
+    bits = sum(segment.bits for segment in units.segments)
+    return Drawn(name, units.size, bits, tuple(candidates.faults(chosen)))

@@ -141,15 +141,14 @@ def _strike_tensor(
     flat, op, mask, value = merge(*columns)
     before = checkpoint.read_bits(tensor, flat)
     after = strike(before, op, mask, value)
-    file, offset = np.zeros(len(flat), np.int64), np.full(len(flat), -1, np.int64)
+    file, offset = np.zeros(len(flat), np.min_scalar_type(len(numbers))), np.full(len(flat), -1, np.int64)
     if tensor.place.patchable:
         for part in tensor.place.locate(tensor.dims, tensor.layout, flat):
             file[part.where], offset[part.where] = numbers[part.file], part.offsets
     else:
         file[:] = numbers[tensor.place.file]
-    word = f"u{tensor.layout.itemsize or 1}"
     words = {"mask": mask, "value": value, "before": before, "after": after}
-    narrow: dict[str, Any] = {name: column.astype(word) for name, column in words.items()}
+    narrow: dict[str, Any] = {name: column.astype(tensor.layout.word) for name, column in words.items()}
     return Struck(tensor, flat, op, file=file, offset=offset, **narrow)
 
 

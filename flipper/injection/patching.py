@@ -45,11 +45,12 @@ def write_runs(path: Path, runs: Iterable[tuple[int, bytes]], size: int | None =
 
 def _patch(descriptor: int, offsets: Int, masks: Bytes) -> None:
     """Read, XOR and write back, block by block, from the first changed byte of a block to its last."""
-    buffer = np.empty(BLOCK, np.uint8)  # one for all blocks: fresh memory costs more than the patch
+    if len(offsets) == 0:
+        return
+    # One buffer for all blocks: fresh memory costs more than the patch.
+    buffer = np.empty(min(BLOCK, int(offsets[-1] - offsets[0]) + 1), np.uint8)
     edges = (np.flatnonzero(np.diff(offsets // BLOCK)) + 1).tolist()
     for first, last in zip([0, *edges], [*edges, len(offsets)], strict=True):
-        if first == last:
-            continue
         start = int(offsets[first])
         block = buffer[: int(offsets[last - 1]) + 1 - start]
         _read(descriptor, block, start)
