@@ -91,14 +91,13 @@ def _plan(population: Population, model: FaultModel, seed: int, strata: Sequence
     for stratum in strata:
         for part in stratum.parts:
             parts.setdefault(part.segment.tensor.name, []).append((part.flat, part.masks, part.values))
-    names = [segment.tensor.name for segment in population.segments]
-    struck = [index for index, name in enumerate(names) if name in parts]
-    ordered = [_by_bit(parts.pop(names[index])) for index in struck]
+    struck = [segment.tensor for segment in population.segments if segment.tensor.name in parts]
+    ordered = [_by_bit(parts.pop(tensor.name)) for tensor in struck]
     none = (np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.uint8))
     flat, masks, values = (np.concatenate(columns) for columns in zip(none, *ordered, strict=True))
-    numbers = np.array(struck, np.min_scalar_type(len(names)))
+    numbers = np.arange(len(struck), dtype=np.min_scalar_type(len(struck)))
     target = np.repeat(numbers, [len(columns[0]) for columns in ordered])
-    targets = tuple(Target(s.tensor.name, s.tensor.dtype, s.tensor.shape) for s in population.segments)
+    targets = tuple(Target(tensor.name, tensor.dtype, tensor.shape) for tensor in struck)
     ops = np.full(len(flat), model.parsed_effect.op, np.uint8)
     records = tuple(_record(s) for s in strata)
     return FaultPlan(targets, target, flat, ops, masks, values, seed, model.spec(), population.record(), records)

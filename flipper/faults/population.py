@@ -94,7 +94,8 @@ def with_masks(population: Population, masks: Callable[[Segment], tuple[int, ...
     """The same elements with other slots, which depend on dtype and positions; elements without any are left out."""
     kinds = {(segment.tensor.dtype, segment.positions): segment for segment in population.segments}
     found = {kind: masks(segment) for kind, segment in kinds.items()}
-    changed = [replace(s, masks=found[s.tensor.dtype, s.positions]) for s in population.segments]
+    pairs = [(s, found[s.tensor.dtype, s.positions]) for s in population.segments]
+    changed = [s if s.masks == slots else replace(s, masks=slots) for s, slots in pairs]
     return Population(tuple(segment for segment in changed if segment.masks))
 
 

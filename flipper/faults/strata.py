@@ -67,17 +67,16 @@ class Strata:
 
     def drawn(self) -> Iterator[Drawn]:
         """All strata with their faults; raises TooFewBits when the amount can't be had."""
-        groups = self._groups()
         if self.model.spread == "uniform":
             yield from self._stratum("all", self.segments, self._amount("all", self.segments))
         elif self.model.spread == "per-layer":
-            for name, segments in groups:
+            for name, segments in self._groups():
                 try:
                     yield from self._stratum(name, segments, self._amount(name, segments))
                 except TooFewBits as error:
                     raise TooFewBits(f"layer {name}: {error}", error.available) from error
         else:
-            total = self._amount("all", self.segments)
+            groups, total = self._groups(), self._amount("all", self.segments)
             yield from self._dealt("groups", groups, total, self._layer_weights(groups), self._stratum)
 
     def _slots(self, population: Population) -> tuple[Segment, ...]:
