@@ -36,7 +36,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, stream: TextIO | None = None) 
     names = sorted({row[0] for row in rows})
     numbers = {name: index for index, name in enumerate(names)}
     targets = [Target(name) for name in names]
-    return plan_of(targets, [(numbers[name], *rest) for name, *rest in rows])  # type: ignore[misc]
+    return plan_of(targets, [(numbers[name], flat, op, mask, value) for name, flat, op, mask, value in rows])
 
 
 def _rows(text: str, path: Path, checkpoint: Checkpoint) -> Iterator[Row]:

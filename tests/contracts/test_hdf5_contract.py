@@ -26,8 +26,8 @@ def values(dtype: str, *shape: int) -> Any:
 
 class TestHdf5Contiguous(FormatContract):
     format = "hdf5"
-    options: dict[str, Any] = {}  # noqa: RUF012 of create_dataset
-    file_options: dict[str, Any] = {}  # noqa: RUF012 of h5py.File
+    options: dict[str, Any] = {}
+    file_options: dict[str, Any] = {}
     dtypes = ("<f4", "<f8", "<f2", "<c8", "<c16", "<i4", "<u2", "i1", "?")
 
     def make(self, folder: Path) -> Path:
@@ -73,48 +73,48 @@ class TestHdf5BigEndian(TestHdf5Contiguous):
 class TestHdf5Chunked(TestHdf5Contiguous):
     """Chunks without filters, the last ones of each axis reaching past the array."""
 
-    options = {"chunks": (5, 6)}  # noqa: RUF012
+    options = {"chunks": (5, 6)}
 
 
 class TestHdf5LatestChunked(TestHdf5Chunked):
-    file_options = {"libver": "latest"}  # noqa: RUF012
+    file_options = {"libver": "latest"}
 
 
 class TestHdf5Userblock(TestHdf5Contiguous):
-    file_options = {"userblock_size": 1024}  # noqa: RUF012
+    file_options = {"userblock_size": 1024}
 
 
 class TestHdf5Gzip(TestHdf5Contiguous):
-    options = {"chunks": (5, 6), "compression": "gzip"}  # noqa: RUF012
+    options = {"chunks": (5, 6), "compression": "gzip"}
     exact = False
     plain = False
 
 
 class TestHdf5Shuffle(TestHdf5Gzip):
-    options = {"chunks": (5, 6), "compression": "gzip", "shuffle": True}  # noqa: RUF012
+    options = {"chunks": (5, 6), "compression": "gzip", "shuffle": True}
 
 
 class TestHdf5Lzf(TestHdf5Gzip):
-    options = {"chunks": (5, 6), "compression": "lzf"}  # noqa: RUF012
+    options = {"chunks": (5, 6), "compression": "lzf"}
 
 
 class TestHdf5Fletcher32(TestHdf5Gzip):
-    options = {"chunks": (5, 6), "fletcher32": True}  # noqa: RUF012
+    options = {"chunks": (5, 6), "fletcher32": True}
     checksums = True
 
 
 class TestHdf5GzipFletcher32(TestHdf5Fletcher32):
     """The checksum is that of the compressed bytes."""
 
-    options = {"chunks": (5, 6), "compression": "gzip", "shuffle": True, "fletcher32": True}  # noqa: RUF012
+    options = {"chunks": (5, 6), "compression": "gzip", "shuffle": True, "fletcher32": True}
 
 
 class TestHdf5LatestGzip(TestHdf5Gzip):
-    file_options = {"libver": "latest"}  # noqa: RUF012
+    file_options = {"libver": "latest"}
 
 
 class TestHdf5UserblockGzip(TestHdf5Gzip):
-    file_options = {"userblock_size": 2048}  # noqa: RUF012
+    file_options = {"userblock_size": 2048}
 
 
 class TestHdf5BigEndianGzip(TestHdf5Gzip):
@@ -125,7 +125,7 @@ class TestHdf5BigEndianGzip(TestHdf5Gzip):
 class TestHdf5OneFilteredChunk(TestHdf5Gzip):
     """Whole datasets in one chunk each, so that a struck chunk is most of the file and the last thing in it."""
 
-    options = {"chunks": (13, 11), "compression": "gzip"}  # noqa: RUF012
+    options = {"chunks": (13, 11), "compression": "gzip"}
     dtypes = ("<f4", "<f8")
 
 
