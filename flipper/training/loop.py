@@ -37,7 +37,7 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
 def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state."""
     recipe = recipes.get(spec.recipe)
-    data = recipe.data()
+    data = recipe.data(None)
     batches = len(data.train_targets) // recipe.batch_size
     total = spec.steps if spec.steps is not None else (spec.epochs or 0) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))

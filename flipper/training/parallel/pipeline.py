@@ -92,7 +92,7 @@ def _boundaries(stages: list[nn.Sequential], recipe: Recipe) -> list[tuple[Tenso
     Computed on copies without data: PipelineStage's own inference would run the real stage, and move
     BatchNorm's running statistics before training has begun.
     """
-    sample = recipe.data().train_features[: recipe.batch_size // MICRO_BATCHES].to("meta")
+    sample = recipe.data(None).train_features[: recipe.batch_size // MICRO_BATCHES].to("meta")
     flow = [sample]
     for stage in stages:
         flow.append(copy.deepcopy(stage).to("meta")(flow[-1]).detach().requires_grad_())

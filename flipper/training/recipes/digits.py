@@ -5,28 +5,27 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from flipper.training.recipes.recipe import Data, Recipe
+from flipper.training.recipes.recipe import Data, Recipe, accuracy
 
 
 @functools.cache
-def digits() -> Data:
+def digits(folder: Path | None = None) -> Data:
     """Every fifth image is for testing: the set is ordered by writer, so both halves know all of them."""
     from sklearn.datasets import load_digits
 
+    del folder  # it comes with scikit-learn
     features, targets = load_digits(return_X_y=True)
     images = torch.from_numpy(features).float().div(16).reshape(-1, 1, 8, 8)
     labels = torch.from_numpy(targets).long()
     test = torch.arange(len(labels)) % 5 == 4
     return Data(images[~test], labels[~test], images[test], labels[test])
-
-
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """The share of samples whose largest output is the target's."""
-    return (output.argmax(dim=1) == target).double().mean()
 
 
 def mlp() -> nn.Sequential:
@@ -71,5 +70,11 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.003)
 
 
-MLP = Recipe("digits-mlp", mlp, digits, nn.functional.cross_entropy, accuracy, momentum, 64, ("fc2", "fc3"))
-CNN = Recipe("digits-cnn", cnn, digits, nn.functional.cross_entropy, accuracy, adam, 64, ("conv2", "flatten"))
+MLP = Recipe(
+    "digits-mlp", mlp, digits, nn.functional.cross_entropy, accuracy, momentum, 64,
+    cuts=("fc2", "fc3"), tensor_plan={"fc1": ColwiseParallel(), "fc2": RowwiseParallel()},
+)  # fmt: skip
+CNN = Recipe(
+    "digits-cnn", cnn, digits, nn.functional.cross_entropy, accuracy, adam, 64,
+    cuts=("conv2", "flatten"), tensor_plan={"fc": RowwiseParallel(input_layouts=Replicate())},
+)  # fmt: skip
