@@ -36,6 +36,8 @@ DIFFERS: Final = 3
 @click.option("--save-every", type=click.IntRange(1), metavar="N", help="Also every N steps.")
 @click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch or hdf5.")
 @click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
+@click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
+@click.option("--allreduce", type=click.Choice(["ordered", "native"]), default="ordered", help="How gradients are summed.")
 @click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
 @click.option("--control", is_flag=True, help="Stop midway, resume, compare with an uninterrupted run.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the built-in recipes.")
@@ -75,7 +77,8 @@ def command(
 
 def _spec(recipe: str, quiet: bool, parallel: str, save_every: int | None, **given: Any) -> TrainSpec:
     """The run that the options ask for; draws the seed where none is given."""
-    from flipper.training.spec import Parallel, TrainSpec
+    from flipper.training.layouts import Parallel
+    from flipper.training.spec import TrainSpec
 
     if given["epochs"] is None and given["steps"] is None:
         given["epochs"] = DEFAULT_EPOCHS

@@ -1,7 +1,8 @@
 """The canonical state: full, unsharded tensors by name, the same for every layout, so that all share checkpoints.
 
 model.<parameter or buffer>         optimizer.<parameter>.<exp_avg, momentum_buffer, step ...>
-progress.<step, epoch, batch, seed> rng.rank<N>.<cpu, cuda>
+scheduler.<last_epoch ...>          progress.<step, epoch, batch, seed>
+rng.rank<N>.<cpu, cuda>             rng.layout: the layout whose ranks these are, as ASCII
 """
 
 from __future__ import annotations
@@ -17,52 +18,32 @@ from flipper.errors import MismatchError
 State = dict[str, Tensor]
 
 
-def collect(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Copies, on the CPU, of a module's parameters and buffers and of their optimizer's state."""
-    state = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
-    for name, parameter in module.named_parameters():
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if value is not None:
-                state[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-
-
-def restore(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Copy into a module and its optimizer what a canonical state says of them; `check` it first.
-
-    The module's own tensors are kept and written to, so a wrapper that holds them stays valid.
-    """
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            tensor.copy_(state[f"model.{name}"])
-    optimizer.state.clear()
-    for name, parameter in module.named_parameters():
-        prefix = f"optimizer.{name}."
-        for key, value in state.items():
-            if key.startswith(prefix) and "." not in key[len(prefix) :]:
-                # A scalar (Adam's step) stays on the CPU, where optimizers keep it.
-                device = parameter.device if value.dim() else "cpu"
-                optimizer.state[parameter][key[len(prefix) :]] = value.detach().to(device, copy=True)
-
-
 def check(state: Mapping[str, Tensor], module: nn.Module, recipe: str) -> None:
     """Raise MismatchError when a state is not of this module: names, dtypes and shapes, not values."""
     expected = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
+    found = {name for name in state if name.startswith("model.")}
+    wrong = [f"{label}: {_some(names)}" for label, names in
+             (("missing", expected.keys() - found), ("unexpected", found - expected.keys())) if names]  # fmt: skip
+    if wrong:
+        raise MismatchError(f"not a checkpoint of {recipe}: {'; '.join(wrong)}")
     for name, tensor in expected.items():
-        if name not in state:
-            raise MismatchError(f"not a checkpoint of {recipe}: {name} is missing")
         if (state[name].dtype, state[name].shape) != (tensor.dtype, tensor.shape):
             raise MismatchError(
                 f"not a checkpoint of {recipe}: {name} is {_describe(state[name])}, not {_describe(tensor)}"
             )
     parameters = dict(module.named_parameters())
     for name, tensor in state.items():
-        if name.startswith("model.") and name not in expected:
-            raise MismatchError(f"not a checkpoint of {recipe}: it has {name}, which the recipe lacks")
         if name.startswith("optimizer."):
             owner = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
             if owner is None or (tensor.dim() and tensor.shape != owner.shape):
                 raise MismatchError(f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter")
+
+
+def _some(names: Iterable[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(ordered[:most]) + more
 
 
 def _describe(tensor: Tensor) -> str:

@@ -37,7 +37,7 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
 def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state."""
     recipe = recipes.get(spec.recipe)
-    data = recipe.data(None)
+    data = recipe.data(spec.data_dir)
     batches = len(data.train_targets) // recipe.batch_size
     total = spec.steps if spec.steps is not None else (spec.epochs or 0) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
@@ -54,15 +54,15 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
             f"{spec.resume} is at step {progress.step} already, after the {total} steps that were asked for "
             f"(--steps and --epochs count from the beginning of training; an epoch has {batches})"
         )
-    device = parallel.device_of(place)
-    layout = parallel.set_up(spec.parallel.kind, recipe, place, device)
+    sample = data.train_features[: recipe.batch_size]
+    layout = parallel.set_up(spec.parallel, recipe, place, sample, spec.allreduce == "native")
     layout.load(state)
-    if spec.seed is None or spec.seed == progress.seed:
-        seeds.reinstate(state, progress.seed, place.rank, device)
-    else:  # a resumed run with other data order and dropout
-        progress = replace(progress, seed=spec.seed)
-        seeds.seed_rank(spec.seed, place.rank)
-    return Run(spec, place, device, emit, recipe, data, model, batches, total, layout, progress)
+    if spec.seed not in (None, progress.seed):  # a resumed run with other data order and dropout
+        progress = replace(progress, seed=spec.seed or 0)
+        state = {}
+    if not seeds.reinstate(state, place.rank, str(spec.parallel), layout.grid.device):
+        seeds.seed_rank(progress.seed, layout.grid.stream, progress.step)
+    return Run(spec, place, emit, recipe, data, model, batches, total, layout, progress)
 
 
 @dataclass
@@ -71,11 +71,10 @@ class Run:
 
     spec: TrainSpec
     place: Place
-    device: torch.device
     send: Emit
     recipe: Recipe
     data: Data
-    whole: nn.Sequential
+    whole: nn.Module
     batches: int
     total: int
     layout: parallel.Layout
@@ -148,7 +147,7 @@ class Run:
         """Model, optimizer, progress and every rank's generators, on rank 0; empty elsewhere."""
         state = self.layout.gather()
         generators: list[State] = [{} for _ in range(self.place.world)]
-        mine = seeds.capture(self.place.rank, self.device)
+        mine = seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device)
         dist.gather_object(mine, generators if self.place.rank == 0 else None)
         if self.place.rank:
             return {}
@@ -160,10 +159,10 @@ class Run:
         """The digests: of the canonical state, and of all that the next step depends on, rank by rank."""
         resident = {
             **self.layout.resident(),
-            **seeds.capture(self.place.rank, self.device),
+            **seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device),
             **self.progress.to_state(),
         }
-        mine = canonical.digest(resident, ("model.", "optimizer.", "rng.", "progress."))
+        mine = canonical.digest(resident, ("model.", "optimizer.", "scheduler.", "rng.", "progress."))
         ranks = [""] * self.place.world
         dist.gather_object(mine, ranks if self.place.rank == 0 else None)
         state = self.layout.gather()

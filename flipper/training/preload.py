@@ -13,6 +13,8 @@ if sys.platform == "linux":
 MODULES = (
     "torch",
     "torch.distributed.pipelining",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "sklearn.datasets",
     "h5py",

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from flipper.checkpoints import open_checkpoint, writers
+from flipper.checkpoints import Checkpoint, open_checkpoint, writers
 from flipper.checkpoints.output import atomic_output
+from flipper.checkpoints.source import Source
+from flipper.checkpoints.tensor import Extent
+from flipper.checkpoints.tensor import Tensor as Stored
 from flipper.checkpoints.tree import Leaf
-from flipper.checkpoints.writers import Contents, TensorData, contents_of
+from flipper.checkpoints.writers import Contents, TensorData
+from flipper.checkpoints.writers.contents import data_of
 from flipper.errors import MismatchError, OutputError, UsageError
 from flipper.training.canonical import State, dtype_name, tensor_bytes
+
+PREFIXES: Final = ("model.", "optimizer.", "scheduler.", "progress.", "rng.")
+"""What the names of a canonical state begin with."""
 
 
 def save(state: State, path: Path, checkpoint_format: str) -> None:
@@ -49,24 +58,43 @@ def nest(state: State) -> dict[str, Any]:
 def load(path: Path) -> State:
     """Read a canonical state from a checkpoint of any format; a --save folder means the file that its `last` names.
 
-    Values are taken as they are, NaN and huge ones too; further tensors and objects are of no concern.
+    Values are taken as they are, NaN and huge ones too; tensors of other names and objects are of no concern. Where
+    the file holds a tensor's bytes in one run, the tensor is that part of the file, mapped and read when it is used:
+    a rank that copies its shard into a model never holds the whole state.
     Raises UsageError, CheckpointError, or MismatchError for a tensor that torch can't hold.
     """
     if (path / "last").is_file():
         path = _newest(path)
     with open_checkpoint(path) as checkpoint:
-        contents = contents_of(checkpoint, drop=True)
-        state = {name: _tensor(name, data) for name, data in contents.tensors.items()}
-    return state | {alias: state[name] for alias, name in contents.aliases.items()}
+        maps = {file: _mapped(source) for file, source in checkpoint.sources.items()}
+        state = {}
+        for tensor in checkpoint.tensors:
+            names = [name for name in tensor.names if name.startswith(PREFIXES)]
+            if names:
+                state.update(dict.fromkeys(names, _tensor(checkpoint, tensor, maps)))
+    return state
 
 
-def _tensor(name: str, data: TensorData) -> torch.Tensor:
-    dtype = getattr(torch, data.dtype, None)
-    if not isinstance(dtype, torch.dtype) or data.layout.packed:
-        raise MismatchError(f"can't resume: {name} is {data.dtype}, which torch has no numbers for")
-    content = bytearray(data.read())
-    tensor = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-    return tensor.reshape(data.shape)
+def _mapped(source: Source) -> memoryview:
+    """The file's bytes, read where they are looked at; what is written to them stays in memory."""
+    with open(source.path, "rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if source.size else bytearray())
+    return whole[source.start : source.start + source.size]
+
+
+def _tensor(checkpoint: Checkpoint, tensor: Stored, maps: Mapping[str, memoryview]) -> torch.Tensor:
+    dtype = getattr(torch, tensor.dtype, None)
+    if not tensor.supported or not isinstance(dtype, torch.dtype) or tensor.layout.packed:
+        seen = tensor.place.reason or f"{tensor.dtype}, which torch has no numbers for"
+        raise MismatchError(f"can't resume: {tensor.name} is {seen}")
+    place = tensor.place
+    start = place.offset if isinstance(place, Extent) and (place.order == "little" or dtype.itemsize == 1) else None
+    if start is None or start % dtype.itemsize:  # torch computes on its machine's numbers, aligned
+        content = memoryview(bytearray(data_of(checkpoint, tensor).read()))
+    else:
+        content = maps[place.file][start : start + tensor.nbytes]
+    whole = torch.frombuffer(content, dtype=dtype) if content.nbytes else torch.empty(0, dtype=dtype)
+    return whole.reshape(tensor.shape)
 
 
 def _newest(folder: Path) -> Path:

@@ -21,23 +21,32 @@ def batch_order(seed: int, epoch: int, samples: int) -> Tensor:
     return torch.randperm(samples, generator=generator)
 
 
-def seed_rank(seed: int, rank: int) -> None:
-    """Start this rank's generators; dropout draws from them."""
-    torch.manual_seed(derive(seed, "rank", rank))
+def seed_rank(seed: int, stream: int, step: int) -> None:
+    """Start this rank's generators at a step; dropout draws from them."""
+    torch.manual_seed(derive(seed, "rank", stream, step))
 
 
-def capture(rank: int, device: torch.device) -> dict[str, Tensor]:
-    """This rank's generator states, under their canonical names."""
-    states = {f"rng.rank{rank}.cpu": torch.get_rng_state()}
+def capture(rank: int, layout: str, device: torch.device) -> dict[str, Tensor]:
+    """This rank's generator states, and which layout's rank it is, under their canonical names."""
+    states = {f"rng.rank{rank}.cpu": torch.get_rng_state(), "rng.layout": _ascii(layout)}
     if device.type == "cuda":
         states[f"rng.rank{rank}.cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
-def reinstate(state: Mapping[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
-    """Set this rank's generators as a canonical state has them; a rank that it lacks starts from the seed."""
-    seed_rank(seed, rank)
-    if f"rng.rank{rank}.cpu" in state:
-        torch.set_rng_state(state[f"rng.rank{rank}.cpu"])
+def reinstate(state: Mapping[str, Tensor], rank: int, layout: str, device: torch.device) -> bool:
+    """Set this rank's generators as a canonical state has them; False when they are those of another layout.
+
+    Ranks of two layouts compute different things, so generators don't carry over; `seed_rank` then starts them anew.
+    """
+    mine, there = _ascii(layout), state.get("rng.layout")
+    if there is None or not torch.equal(there, mine) or f"rng.rank{rank}.cpu" not in state:
+        return False
+    torch.set_rng_state(state[f"rng.rank{rank}.cpu"])
     if f"rng.rank{rank}.cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state[f"rng.rank{rank}.cuda"], device)
+    return True
+
+
+def _ascii(text: str) -> Tensor:
+    return torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)

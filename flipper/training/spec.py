@@ -8,37 +8,12 @@ from typing import Any, Final
 
 from flipper.errors import UsageError
 from flipper.training import recipes
+from flipper.training.layouts import SINGLE, Parallel
 
 # One JSON-able record of the metrics: "event" names what happened, the other keys say how.
 Event = dict[str, Any]
 
-LAYOUTS: Final = ("single", "ddp", "pipeline")
 SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5"}
-MAX_RANKS: Final = 1024
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """A layout and its number of ranks, as `ddp:2` says it."""
-
-    kind: str
-    ranks: int
-
-    @classmethod
-    def parse(cls, text: str) -> Parallel:
-        """Read `single`, `ddp:N` or `pipeline:N`; UsageError says what is allowed."""
-        kind, colon, count = text.partition(":")
-        known = "known: single, " + ", ".join(f"{name}:N" for name in LAYOUTS if name != "single")
-        if kind not in LAYOUTS or (kind == "single") == bool(colon):
-            raise UsageError(f"no layout {text!r}; {known}")
-        if kind == "single":
-            return cls(kind, 1)
-        if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) <= MAX_RANKS):
-            raise UsageError(f"layout {text!r}: the number of ranks must be 1 to {MAX_RANKS}; {known}")
-        return cls(kind, int(count))
-
-    def __str__(self) -> str:
-        return self.kind if self.kind == "single" else f"{self.kind}:{self.ranks}"
 
 
 @dataclass(frozen=True)
@@ -49,10 +24,12 @@ class TrainSpec:
     seed: of initialisation, data order and dropout; None takes the resumed checkpoint's.
     save: folder for checkpoints, one at the end and one every `save_every` steps (0: only at the end).
     timeout: seconds after which a rank that waits for another one gives up.
+    data_dir: where recipes find data that isn't installed with a package.
+    allreduce: "ordered" sums gradients in rank order, "native" as the backend does.
     """
 
     recipe: str
-    parallel: Parallel = Parallel("single", 1)
+    parallel: Parallel = SINGLE
     steps: int | None = None
     epochs: int | None = None
     seed: int | None = None
@@ -62,6 +39,8 @@ class TrainSpec:
     save_every: int = 0
     checkpoint_format: str = "safetensors"
     timeout: float = 300.0
+    data_dir: Path | None = None
+    allreduce: str = "ordered"
 
     def __post_init__(self) -> None:
         recipes.check_name(self.recipe)

@@ -21,7 +21,7 @@ def ordered_sums(place: Place, emit: Emit) -> None:
     """Sums of floats whose order matters, of a length that no number of ranks divides."""
     import torch
 
-    from flipper.training.parallel.ddp import ordered_sum
+    from flipper.training.parallel.reduction import ordered_sum
 
     torch.manual_seed(place.rank)
     mine = torch.randn(1009) * 10.0 ** (torch.arange(1009) % 7)

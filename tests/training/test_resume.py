@@ -164,15 +164,15 @@ def test_a_damaged_checkpoint_is_one_line_with_a_reason(
         assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_another_recipe_is_refused_by_the_first_tensor_that_does_not_fit(
+def test_a_checkpoint_of_another_recipe_is_refused_with_what_is_missing_and_unexpected(
     run: dict[str, TrainResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(MismatchError, match=r"not a checkpoint of digits-mlp: model\.fc1\.weight is missing"):
+    with pytest.raises(MismatchError, match=r"digits-mlp: missing: model\.fc1\.bias, .*; unexpected: model\.bn1\.bias, .* and \d+ more"):
         train(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), steps=30, resume=saved(run, "pytorch")))
     for name, array, message in [
         ("model.fc.bias", numpy.zeros(11, "f4"), r"model\.fc\.bias is float32\[11\], not float32\[10\]"),
         ("model.fc.bias", numpy.zeros(10, "f8"), r"model\.fc\.bias is float64\[10\], not float32\[10\]"),
-        ("model.extra", numpy.zeros(1, "f4"), r"it has model\.extra"),
+        ("model.extra", numpy.zeros(1, "f4"), r"unexpected: model\.extra"),
         ("optimizer.fc.bias.exp_avg", numpy.zeros(3, "f4"), r"optimizer\.fc\.bias\.exp_avg"),
         ("progress.batch", numpy.array(22, "i8"), r"batch 22 is no place"),
         ("progress.step", numpy.array(1.0, "f4"), r"progress\.step is not an int64 scalar"),
@@ -194,11 +194,15 @@ def test_what_a_struck_step_counter_does_to_adam_is_a_clear_error(run: dict[str,
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("ddp", "no layout 'ddp'; known: single, ddp:N, pipeline:N"),
+        ("ddp", "no layout 'ddp'; known: single, ddp:N, hooks:N"),
         ("ring:2", "no layout 'ring:2'"),
         ("single:2", "no layout"),
         ("ddp:0", "must be 1 to"),
         ("ddp:two", "must be 1 to"),
+        ("pipeline:2+ddp:2", "no layout"),
+        ("ddp:2+tensor:2", "no layout"),
+        ("ddp:2+pipeline:2+tensor:2", "no layout"),
+        ("ddp:64+pipeline:64", "64 x 64 = 4096 ranks; at most 1024"),
     ],
 )
 def test_a_layout_that_is_not_one_is_refused_with_what_is_known(layout: str, message: str) -> None:

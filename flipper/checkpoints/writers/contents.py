@@ -117,7 +117,7 @@ def contents_of(checkpoint: Checkpoint, drop: bool = False) -> Contents:
     _check_names(checkpoint)
     _check_size(checkpoint)
     carried = [tensor for tensor in checkpoint.tensors if tensor.supported and _whole(tensor)]
-    tensors = {tensor.name: _data(checkpoint, tensor) for tensor in carried}
+    tensors = {tensor.name: data_of(checkpoint, tensor) for tensor in carried}
     # A reader takes the first of tied names for the tensor's own. Keras' layer names may come before the stored one,
     # and would then change which faults a seed draws; they are left out.
     aliases = {alias: tensor.name for tensor in carried for alias in tensor.aliases if alias > tensor.name}
@@ -161,7 +161,8 @@ def _why(tensor: Tensor) -> str:
     return tensor.place.reason or f"{tensor.dtype} has a scale that other formats have no place for"
 
 
-def _data(checkpoint: Checkpoint, tensor: Tensor) -> TensorData:
+def data_of(checkpoint: Checkpoint, tensor: Tensor) -> TensorData:
+    """A supported tensor of a checkpoint, read when it is written."""
     return TensorData(tensor.dtype, tensor.shape, lambda: _blocks(checkpoint, tensor))
 
 

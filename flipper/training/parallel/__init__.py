@@ -1,53 +1,52 @@
-"""The parallel layouts, one module each, behind one small interface."""
+"""The parallel layouts: how a model and its batch are shared by ranks; PyTorch's own engines, one module each."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from typing import Protocol
+import functools
 
 import torch
 from torch import Tensor, nn
 
 from flipper.errors import UsageError
-from flipper.training.canonical import State
 from flipper.training.launch import Place
+from flipper.training.layouts import Parallel
+from flipper.training.parallel import ddp, fsdp, hooks, tensor
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.layout import Engine, Layout, StepResult
+from flipper.training.parallel.pipeline import Pipeline
+from flipper.training.parallel.whole import Whole
 from flipper.training.recipes.recipe import Recipe
 
+__all__ = ["Layout", "StepResult", "device_of", "set_up"]
 
-@dataclass(frozen=True)
-class StepResult:
-    """What one step measured, the same on every rank: the batch's mean loss, the gradient's L2 norm, and
-    the learning rate."""
-
-    loss: float
-    grad_norm: float
-    lr: float
+_WRAPS = {"ddp": ddp.wrap, "hooks": hooks.wrap, "fsdp": fsdp.wrap}
 
 
-class Layout(Protocol):
-    """One rank's part of a model under one strategy. Every method but `load` and `resident` is a collective."""
+def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, native: bool = False) -> Layout:
+    """This rank's part of a layout; a collective.
 
-    def load(self, state: State) -> None:
-        """Take this rank's part of a canonical state."""
+    sample: a batch of features, for their shape. native: gradients are summed by the backend's own allreduce, not in
+    rank order. Raises UsageError where the recipe doesn't fit.
+    """
+    if parallel.data_size > recipe.batch_size:
+        raise UsageError(f"{parallel}: {recipe.name} has only {recipe.batch_size} samples a batch")
+    grid = Grid.of(parallel, place, device_of(place))
 
-    def step(self, features: Tensor, targets: Tensor) -> StepResult:
-        """Train on one batch: the whole of it is given to every rank, which takes its own share."""
+    def wrap(module: nn.Module) -> nn.Module:
+        return _WRAPS[parallel.data](module, grid, native) if parallel.data else module
 
-    def gather(self) -> State:
-        """The canonical model and optimizer state, whole, on rank 0; empty elsewhere."""
-
-    def resident(self) -> State:
-        """What of model and optimizer on this very rank the next step depends on."""
-
-
-def set_up(kind: str, recipe: Recipe, place: Place, device: torch.device) -> Layout:
-    """This rank's part of the layout that flipper.training.parallel.<kind> holds."""
-    module = importlib.import_module(f"{__name__}.{kind}")
-    layout: Layout = module.set_up(recipe, place, device)
-    return layout
+    engine: Engine
+    if parallel.pipelined:
+        engine = Pipeline(recipe, grid, wrap, sample)
+    else:
+        module = recipe.model().to(grid.device)
+        if parallel.model == "tensor":
+            tensor.split(module, recipe, grid)
+        engine = Whole(recipe, module, wrap)
+    return Layout(grid, recipe, engine)
 
 
+@functools.cache
 def device_of(place: Place) -> torch.device:
     """The rank's own GPU, or the CPU; `auto` takes GPUs only if there is one for each rank."""
     count = torch.cuda.device_count() if place.device != "cpu" else 0
@@ -57,17 +56,3 @@ def device_of(place: Place) -> torch.device:
     if place.device == "cuda":
         raise UsageError(f"{place.world} ranks need a GPU each; {count} found (--device cpu works anywhere)")
     return torch.device("cpu")
-
-
-def squared_gradients(module: nn.Module, device: torch.device) -> Tensor:
-    """The sum of the squares of a module's gradients, a float64 scalar."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            total += parameter.grad.double().square().sum()
-    return total
-
-
-def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Of the first parameter group."""
-    return float(optimizer.param_groups[0]["lr"])

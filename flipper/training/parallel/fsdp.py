@@ -1,0 +1,56 @@
+"""Fully sharded data parallel: parameters, gradients and optimizer state lie in shards over the ranks (FSDP2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.reduction import sum_of_slices
+
+
+class OrderedReduceScatter:
+    """FSDP2's reduce-scatter with the sum in rank order."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        del op, async_op  # always a sum (see shard), and done on return
+        output_tensor.copy_(sum_of_slices(input_tensor, group))
+
+
+def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
+    """Shard the module in place over the ranks that share the batch: each child a group, the root what is left.
+
+    Losses are weighed by each rank's share of the batch, so gradients are summed and never divided.
+    """
+    mesh = grid.mesh["data"]
+    for child in _uniform(module):
+        fully_shard(child, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(True)
+            if not native:
+                each.set_custom_reduce_scatter(OrderedReduceScatter())  # type: ignore[arg-type]  # its base is private
+    return module
+
+
+def _uniform(module: nn.Module) -> list[nn.Module]:
+    """The largest modules below this one whose parameters are all of one dtype, which FSDP needs to group them."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        dtypes = {parameter.dtype for parameter in child.parameters()}
+        if len(dtypes) == 1:
+            found.append(child)
+        elif dtypes:
+            found += _uniform(child)
+    return found

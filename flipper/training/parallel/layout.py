@@ -1,0 +1,194 @@
+"""Layout: one rank's part of a run: its shards of the state, its steps, and the canonical state put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flipper.training import schedules
+from flipper.training.canonical import State
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.shards import Shard, shard_of
+from flipper.training.recipes.recipe import Recipe
+
+
+class Engine(Protocol):
+    """How a rank computes gradients. module: this rank's part of the model, under the model's own names."""
+
+    module: nn.Module
+
+    def backward(self, features: Tensor, targets: Tensor, weight: float) -> Tensor | None:
+        """The gradients of weight x the mean loss, summed over replicas; returns weight x loss where it is known."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step measured, the same on every rank: the batch's mean loss, the gradient's L2 norm, and
+    the learning rate that it was taken with."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+
+
+class Layout:
+    """One rank's part of a model under one strategy. `step`, `gather` are collectives."""
+
+    def __init__(self, grid: Grid, recipe: Recipe, engine: Engine) -> None:
+        self.grid = grid
+        self.module = engine.module
+        self.optimizer = recipe.optimizer(self.module.parameters())
+        self.schedule = recipe.schedule(self.optimizer) if recipe.schedule else None
+        self._engine = engine
+        self._saved = set(self.module.state_dict())
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's part of a canonical state that was checked; live tensors are kept and written to."""
+        with torch.no_grad():
+            for name, shard in self._model():
+                shard.tensor.copy_(state[name][shard.box])
+        self._load_optimizer(state)
+        if self.schedule is not None and any(name.startswith("scheduler.") for name in state):
+            schedules.restore(self.schedule, {k: v for k, v in state.items() if k.startswith("scheduler.")})
+
+    def step(
+        self, features: Tensor, targets: Tensor, on_gradients: Callable[[dict[str, Shard]], None] | None = None
+    ) -> StepResult:
+        """Train on one batch, which is given whole to every rank; each takes its share.
+
+        on_gradients: sees the summed gradients as shards named `gradient.<parameter>`, and may alter them.
+        """
+        grid = self.grid
+        mine, wanted = (
+            whole.tensor_split(grid.parallel.data_size)[grid.replica].to(grid.device) for whole in (features, targets)
+        )
+        self.optimizer.zero_grad()
+        loss = self._engine.backward(mine, wanted, len(wanted) / len(targets))
+        gradients = self.gradients()
+        if on_gradients is not None:
+            on_gradients(gradients)
+        result = self._measured(loss, gradients)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        return result
+
+    def live(self) -> dict[str, Shard]:
+        """All of model and optimizer that this rank holds, by canonical name."""
+        return {**dict(self._model()), **dict(self._optimizer())}
+
+    def gradients(self) -> dict[str, Shard]:
+        """The gradients that this rank holds."""
+        return {
+            f"gradient.{name}": shard_of(parameter.grad, self.grid)
+            for name, parameter in self.module.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def gather(self, replica: int = 0) -> State:
+        """The canonical model, optimizer and schedule as one replica holds them, on its first rank; empty elsewhere.
+
+        The tensors are copies on the CPU.
+        """
+        grid = self.grid
+        root = replica * grid.parallel.model_size
+        mine = {name: shard for name, shard in self.live().items() if self._gives(shard, replica)}
+        listed = [(name, shard.tensor.dtype, shard.shape, shard.box) for name, shard in mine.items()]
+        everyone: list[Any] = [listed] * grid.world
+        if grid.world > 1:
+            dist.gather_object(listed, everyone if grid.rank == root else None, dst=root)
+        if grid.rank != root:
+            for shard in mine.values():
+                if shard.tensor.numel():
+                    dist.send(_octets(shard.tensor), root)
+            return {}
+        state: State = {}
+        for rank, entries in enumerate(everyone):
+            for name, dtype, shape, box in entries:
+                here = mine[name].tensor if rank == root else _received(rank, dtype, box)
+                if name not in state:
+                    state[name] = torch.empty(shape, dtype=dtype)
+                state[name][box] = here
+        if self.schedule is not None:
+            state.update(schedules.to_state(self.schedule))
+        return {name: state[name] for name in sorted(state, key=lambda name: name.partition(".")[0])}
+
+    def resident(self) -> State:
+        """What of model, optimizer and schedule on this very rank the next step depends on.
+
+        Buffers count on the first replica only: DDP overwrites the others' before each pass, elsewhere they are
+        statistics that no gradient depends on.
+        """
+        state = {name: shard.tensor for name, shard in self.live().items()}
+        if self.grid.replica:
+            for name, _ in self.module.named_buffers():
+                state.pop(f"model.{name}", None)
+        return state | (schedules.to_state(self.schedule) if self.schedule is not None else {})
+
+    def _gives(self, shard: Shard, replica: int) -> bool:
+        """Whether this rank is the one that hands a shard to the root of a replica."""
+        return ("model" not in shard.copied_over or self.grid.part == 0) and (
+            "data" not in shard.copied_over or self.grid.replica == replica
+        )
+
+    def _model(self) -> Iterator[tuple[str, Shard]]:
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if name in self._saved:
+                yield f"model.{name}", shard_of(tensor, self.grid)
+
+    def _optimizer(self) -> Iterator[tuple[str, Shard]]:
+        for name, parameter in self.module.named_parameters():
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if value is not None:
+                    yield f"optimizer.{name}.{key}", shard_of(torch.as_tensor(value), self.grid)
+
+    def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
+        self.optimizer.state.clear()
+        parameters = dict(self.module.named_parameters())
+        for name, value in state.items():
+            owner, _, key = name.removeprefix("optimizer.").rpartition(".")
+            if not name.startswith("optimizer.") or owner not in parameters:
+                continue
+            parameter = parameters[owner]
+            if value.shape == parameter.shape and key != "step":
+                held = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False)
+                shard = shard_of(held, self.grid)
+                shard.tensor.copy_(value[shard.box])
+            else:
+                held = value.clone()  # a scalar (Adam's step) stays on the CPU, where optimizers keep it
+            self.optimizer.state[parameter][key] = held
+
+    def _measured(self, loss: Tensor | None, gradients: Mapping[str, Shard]) -> StepResult:
+        """Loss and gradient norm, summed over the ranks in their order."""
+        grid = self.grid
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        own = [shard.tensor for shard in gradients.values() if shard.is_first(grid)]
+        mine = torch.zeros(2, dtype=torch.float64, device=grid.device)
+        for norm in torch._foreach_norm(own) if own else ():
+            mine[0] += norm.double().square()
+        if loss is not None and (grid.parallel.pipelined or grid.part == 0):
+            mine[1] = loss
+        if grid.world == 1:
+            return StepResult(mine[1].item(), mine[0].sqrt().item(), rate)
+        everyone = torch.empty(2 * grid.world, dtype=torch.float64, device=grid.device)
+        dist.all_gather_into_tensor(everyone, mine)
+        squares, losses = everyone.view(grid.world, 2).unbind(1)
+        return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
+
+
+def _octets(tensor: Tensor) -> Tensor:
+    """A tensor's bytes in row-major order, on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _received(rank: int, dtype: torch.dtype, box: tuple[slice, ...]) -> Tensor:
+    """A tensor of the box's shape, sent by another rank."""
+    part = torch.empty([each.stop - each.start for each in box], dtype=dtype)
+    if part.numel():
+        dist.recv(part.reshape(-1).view(torch.uint8), rank)
+    return part
