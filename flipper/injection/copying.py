@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FICLONE = 0x40049409
@@ -16,6 +16,12 @@ CHUNK = 1 << 28
 
 BUFFER = 4 << 20
 
+Way = Callable[[int, int, int, int], int]
+"""Copies some of the bytes [offset, offset + count) from one descriptor to another: reader, writer, offset, count.
+
+Returns how many bytes it moved, from the first on.
+"""
+
 _UNSUPPORTED = {
     errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ETXTBSY, errno.ENOTTY,
     errno.EBADF, errno.ENOTSOCK,
@@ -23,9 +29,10 @@ _UNSUPPORTED = {
 """Errors that mean "not between these two files", after which the next way is tried."""
 
 
-def copy(source: Path, target: Path) -> bool:
+def copy(source: Path, target: Path, ways: Sequence[Way] = ()) -> bool:
     """Copy the content and the mode bits of `source` to `target`, which exists; returns whether blocks are shared.
 
+    ways: tried one after the other where blocks can't be shared; by default those of the kernel, then our own.
     Raises OSError (disk full, ...); `target` is then incomplete and its maker removes it.
     """
     with open(source, "rb", buffering=0) as reader, open(target, "r+b", buffering=0) as writer:
@@ -35,7 +42,7 @@ def copy(source: Path, target: Path) -> bool:
             return True
         size = os.fstat(reader.fileno()).st_size
         done = 0
-        for way in (_copy_file_range, _sendfile, _read_write):
+        for way in ways or (_copy_file_range, _sendfile, _read_write):
             done = _advance(way, reader.fileno(), writer.fileno(), done, size)
             if done == size:
                 break
@@ -69,7 +76,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         copy(source, target)
 
 
-def _advance(way: Callable[[int, int, int, int], int], reader: int, writer: int, done: int, size: int) -> int:
+def _advance(way: Way, reader: int, writer: int, done: int, size: int) -> int:
     """Copy on from `done` in one way until the end, or until it moves no more bytes or turns out not to be possible."""
     while done < size:
         try:

@@ -9,20 +9,35 @@ from pathlib import Path
 import numpy as np
 
 from flipper.checkpoints.elements import BLOCK, Bytes, Int
-from flipper.injection.copying import copy
+from flipper.injection.copying import Way, copy
+
+DENSE = 8
+"""Changed bytes a block from which on nearly all of it would be read and written once more after it was copied."""
 
 
 def copy_patched(source: Path, target: Path, offsets: Int, masks: Bytes) -> None:
-    """Make `target`, which exists, a copy of `source` with bytes at `offsets` (ascending, distinct) XORed.
+    """Make `target`, which exists, a copy of `source` with bytes at `offsets` (ascending, distinct) XORed."""
+    # A copy of 2 GiB through our own buffer takes the 0.7 s that the kernel's takes; to patch that took 0.6 s more.
+    dense = len(offsets) * BLOCK > DENSE * source.stat().st_size
+    shared = copy(source, target, [_altering(offsets, masks)] if dense else ())
+    if shared or not dense:
+        mode = target.stat().st_mode
+        target.chmod(mode | 0o200)  # writable while it is patched
+        patch(target, offsets, masks)
+        target.chmod(mode)
 
-    However many they are, the kernel copies first: pages that are in its cache already are patched at memory speed,
-    while writing a new file from our own buffers took two to four times as long.
-    """
-    copy(source, target)
-    mode = target.stat().st_mode
-    target.chmod(mode | 0o200)  # writable while it is patched
-    patch(target, offsets, masks)
-    target.chmod(mode)
+
+def _altering(offsets: Int, masks: Bytes) -> Way:
+    """The way to copy that XORs the bytes at `offsets` as they pass."""
+    buffer = np.empty(BLOCK, np.uint8)
+
+    def way(reader: int, writer: int, offset: int, count: int) -> int:
+        block = buffer[: os.preadv(reader, [buffer[:count].data], offset)]
+        first, last = np.searchsorted(offsets, (offset, offset + len(block)))
+        block[offsets[first:last] - offset] ^= masks[first:last]  # distinct offsets, so no flip is lost
+        return os.pwrite(writer, block.data, offset) if len(block) else 0
+
+    return way
 
 
 def patch(path: Path, offsets: Int, masks: Bytes, sync: bool = False) -> None:

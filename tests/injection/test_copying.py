@@ -134,6 +134,12 @@ def test_unstruck_shards_are_linked_or_copied(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "copied").read_bytes() == b"abc"
 
 
+def copied_whole(reader: int, writer: int) -> bool:
+    """What a filesystem that shares blocks does, as far as the bytes tell."""
+    os.pwrite(writer, os.pread(reader, os.fstat(reader).st_size, 0), 0)
+    return True
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_blocks_of_any_size_give_the_bytes_of_one_fault_at_a_time(
@@ -142,6 +148,9 @@ def test_blocks_of_any_size_give_the_bytes_of_one_fault_at_a_time(
     size = data.draw(st.integers(1, 300))
     faults = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 255)), max_size=60))
     monkeypatch.setattr(patching, "BLOCK", data.draw(st.sampled_from([1, 7, 64])))
+    monkeypatch.setattr(patching, "DENSE", data.draw(st.sampled_from([0, 1000])))  # altered while or after it is copied
+    shared = data.draw(st.booleans())
+    monkeypatch.setattr(copying, "clone", copied_whole if shared else lambda *_: False)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(np.random.default_rng(size).bytes(size))
     expected = bytearray(source.read_bytes())
