@@ -64,24 +64,25 @@ def byte_masks(offsets: Int, xor: Bits, layout: BitLayout, order: str, shifts: I
         xor = xor << shifts.astype(np.uint64)
     code = "<" if order == "little" else ">"
     unit = layout.itemsize or 2  # a packed element's two bytes, of which the second may be none of its own
-    octets = xor.astype(f"{code}u{unit}").view(np.uint8)
-    struck = np.flatnonzero(octets)
-    element, step = np.divmod(struck, unit)
-    return offsets[element] + step, octets[struck]
+    octets = xor.astype(f"{code}u{unit}", copy=False).view(np.uint8)
+    struck = np.flatnonzero(octets != 0)  # which numpy finds several times faster among booleans
+    places = offsets[struck >> (unit.bit_length() - 1)]
+    places += struck & (unit - 1)
+    return places, octets[struck]
 
 
 def combine(offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
     """Ascending offsets, each once, with the XOR of all its masks; bytes that stay as they are drop out."""
-    if len(offsets) == 0:
-        return offsets, masks
     if np.any(offsets[1:] < offsets[:-1]):
         rank = np.argsort(offsets, kind="stable")
         offsets, masks = offsets[rank], masks[rank]
-    starts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
-    if len(starts) < len(offsets):
+    if np.any(offsets[1:] == offsets[:-1]):
+        starts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
         offsets, masks = offsets[starts], np.bitwise_xor.reduceat(masks, starts)
+    if masks.all():
+        return offsets, masks
     changed = masks != 0
-    return (offsets, masks) if changed.all() else (offsets[changed], masks[changed])
+    return offsets[changed], masks[changed]
 
 
 def _span(layout: BitLayout) -> int:
@@ -91,10 +92,10 @@ def _span(layout: BitLayout) -> int:
 
 def _assemble(block: Bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
     """The elements that begin at bytes `starts` of a block."""
-    if layout.itemsize and not np.any(starts % layout.itemsize):
+    if layout.itemsize and not np.any(starts & (layout.itemsize - 1)):
         code = "<" if order == "little" else ">"
         words = block[: len(block) // layout.itemsize * layout.itemsize].view(f"{code}u{layout.itemsize}")
-        return words[starts // layout.itemsize].astype(np.uint64)
+        return words[starts >> (layout.itemsize.bit_length() - 1)]
     span = _span(layout)
     bits = np.zeros(len(starts), np.uint64)
     for index in range(span):
