@@ -33,7 +33,10 @@ def build(function: Any, args: Any, budget: Budget) -> Any:
     if type(function) is not Global:
         return Object(function.name if type(function) is Object else type(function).__name__, args)
     builder = BY_GLOBAL.get(function)
-    return Object(function.qualified, args) if builder is None else builder(args, budget)
+    if builder is None:
+        return Object(function.qualified, args)
+    budget.spend(len(args))
+    return builder(args, budget)
 
 
 def persistent(identity: Any) -> Any:
@@ -146,11 +149,14 @@ def _wrapper(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
 
 def _subclass(args: tuple[Any, ...], budget: Budget) -> Any:
     function, kind, inner_args, state = args
+    if type(function) is Global and BY_GLOBAL.get(function) is _subclass:
+        raise ValueError("a subclass rebuilt as a subclass")  # nested without end, it would exhaust our own stack
     inner = build(function, inner_args, budget)
     if type(inner) is not StoredTensor or inner.storage is not None:
         return inner
     attributes = Object("", state=state).attributes()
-    found = {str(key): part for key, part in attributes.items() if type(part) in (StoredTensor, Parts)}
+    budget.spend(len(attributes))
+    found = {key: part for key, part in attributes.items() if type(key) is str and type(part) in (StoredTensor, Parts)}
     if list(found) == ["_local_tensor"]:
         return found["_local_tensor"]
     return Parts(kind.qualified if type(kind) is Global else "", found) if found else inner
@@ -169,11 +175,11 @@ def _dictionary(args: tuple[Any, ...], budget: Budget) -> Any:
         return {}
     if type(args[0]) is dict:
         return args[0]
-    made = Object("collections.OrderedDict")
+    made: dict[Any, Any] = {}
     budget.spend(len(args[0]))
     for key, value in args[0]:
-        made.mapping[safe_key(key, len(made.mapping))] = value
-    return made.mapping
+        made[safe_key(key, len(made))] = value
+    return made
 
 
 def _defaults(args: tuple[Any, ...], budget: Budget) -> Any:
@@ -205,7 +211,7 @@ def _complex(args: tuple[Any, ...], budget: Budget) -> complex:
 
 def _collection(name: str) -> Callable[[tuple[Any, ...], Budget], Object]:
     def builder(args: tuple[Any, ...], budget: Budget) -> Object:
-        return Object(name, items=args[0] if args and type(args[0]) is list else [])
+        return Object(name, items=args[0] if args and type(args[0]) is list else None)
 
     return builder
 

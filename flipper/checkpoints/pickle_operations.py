@@ -105,6 +105,8 @@ def _extend(target: Any, items: list[Any]) -> None:
     if type(target) is list:
         target.extend(items)
     elif type(target) is Object:
+        if target.items is None:
+            target.items = []
         target.items.extend(items)
     else:
         raise TypeError(f"{type(target).__name__} can't be appended to")
@@ -121,6 +123,8 @@ def _set_items(machine: Machine) -> None:
 
 
 def _update(target: Any, items: list[Any]) -> None:
+    if type(target) is Object and target.mapping is None:
+        target.mapping = {}
     mapping = target.mapping if type(target) is Object else target
     if type(mapping) is not dict:
         raise TypeError(f"{type(target).__name__} has no keys")

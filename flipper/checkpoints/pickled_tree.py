@@ -107,7 +107,7 @@ class PickledTree:
         if value.name in _NAMESPACES or value.name.startswith("__torch__."):
             return self._mapping(attributes, name)
         before = len(self.tensors)
-        for content in (attributes, value.mapping, value.items, value.args, value.state):
+        for content in (attributes or value.state, value.mapping, value.items, value.args):
             grown = self._grow(content, name) if content else None
             if len(self.tensors) > before:
                 return grown

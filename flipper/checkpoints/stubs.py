@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -23,14 +23,15 @@ class Global(NamedTuple):
 class Object:
     """What some class or function would have made: its name and all that the stream gives it.
 
-    args: of the call. state: what the stream sets on it. items, mapping: what it appends, and what it sets by key.
+    args: of the call. state: what the stream sets on it. items, mapping: what it appends, and what it sets by key;
+    None until it does, since one byte of a stream can make an object.
     """
 
     name: str
     args: tuple[Any, ...] = ()
     state: Any = None
-    items: list[Any] = field(default_factory=list)
-    mapping: dict[Any, Any] = field(default_factory=dict)
+    items: list[Any] | None = None
+    mapping: dict[Any, Any] | None = None
 
     def attributes(self) -> dict[Any, Any]:
         """The state as attribute -> value; a pair of two dicts (with slots) is joined."""
@@ -93,4 +94,11 @@ def safe_key(key: Any, position: int) -> Any:
 
 
 def _plain(item: Any) -> bool:
-    return isinstance(item, (str, bool, float)) or (isinstance(item, int) and item.bit_length() <= 64)
+    """Whether a part of a key is quick to print: the stream can use the same long text as a key many times."""
+    if isinstance(item, str):
+        return len(item) <= _TEXT_LIMIT
+    return isinstance(item, (bool, float)) or (isinstance(item, int) and item.bit_length() <= 64)
+
+
+_TEXT_LIMIT = 128
+"""Characters of a string in a tuple that is a key."""

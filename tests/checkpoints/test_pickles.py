@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import pickle
 import struct
-import time
 import tracemalloc
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ from flipper.checkpoints.known_globals import known
 from flipper.checkpoints.pickled_tree import PickledTree, globals_note
 from flipper.checkpoints.pickles import PICKLE_LIMIT, load
 from flipper.checkpoints.stubs import Global, Object
-from flipper.checkpoints.tree import Opaque
+from flipper.checkpoints.tree import Leaf, Opaque
 from flipper.errors import CheckpointError
 
 plain = st.recursive(
@@ -123,9 +122,11 @@ def test_a_deep_tuple_as_a_key_is_not_hashed():
 def test_keys_can_not_be_made_to_collide():
     keys = [k * ((1 << 61) - 1) for k in range(1, 20_001)]
     stream = b"}(" + b"".join(pickle.dumps(key, 2)[2:-1] + b"N" for key in keys) + b"u."
-    begin = time.perf_counter()
-    assert len(value_of(stream)) == len(keys)
-    assert time.perf_counter() - begin < 5
+    value = value_of(stream)
+    assert len(value) == len(keys)
+    assert all(
+        type(key) is str for key in value if key not in keys[:8]
+    )  # those beyond 64 bits: a string's hash is salted
 
 
 def test_shared_lists_that_grow_without_bound_are_refused():
@@ -150,6 +151,58 @@ def test_calls_can_not_copy_more_than_the_stream_holds():
     text = b"X" + struct.pack("<I", 100_000) + b"a" * 100_000 + b"q\x00"
     call = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
     assert refused(b"](" + text + call * 50 + b"e.").reason == "pickle"
+
+
+@pytest.mark.parametrize("function", [b"ccopyreg\n__newobj__\n", b"ccollections\ndefaultdict\n"])
+def test_arguments_that_many_calls_share_are_not_copied_for_each(function):
+    """300 kB asked for 16 GB so."""
+    shared = b"(N]" + b"N" * 50_000 + b"tq\x00"
+    assert "copy more" in str(refused(b"(" + shared + (function + b"h\x00R") * 50 + b"t."))
+
+
+WRAPPED = b"ctorch._utils\n_rebuild_meta_tensor_no_storage\n"
+"""What rebuilds a tensor without a storage, whose attributes are then looked at."""
+INNER = WRAPPED + b"N(ctorch\nfloat32\n))\x89t"
+SUBCLASS = b"ctorch._tensor\n_rebuild_from_type_v2\n"
+
+
+def test_attributes_that_many_wrappers_share_are_not_looked_through_for_each():
+    state = b"}(" + b"".join(pickle.dumps(key, 2)[2:-1] + b"N" for key in range(20_000)) + b"uq\x00"
+    call = SUBCLASS + b"(" + INNER + b"h\x00tR"
+    assert "copy more" in str(refused(state + b"(" + call * 30 + b"t."))
+
+
+def test_attributes_of_a_wrapper_are_named_by_strings_alone():
+    """An object as a name would be printed, and one that shares its parts prints without end."""
+    parts = b"]q\x00" + b"0](h\x00h\x00eq\x00" * 60 + b"0"
+    tensor = WRAPPED + b"(ctorch\nfloat32\n))\x89tR"
+    state = b"}ca\nb\n)Rh\x00b" + tensor + b"s"
+    assert tree_of(parts + SUBCLASS + b"(" + INNER + state + b"tR.") == Leaf("tensor")
+
+
+def test_a_subclass_of_a_subclass_without_end_costs_no_stack():
+    level = b"0(h\x00Nh\x01Ntq\x01"
+    assert refused(SUBCLASS + b"q\x000)q\x01" + level * 50_000 + b"0h\x00h\x01R.").reason == "pickle"
+
+
+def test_a_long_text_in_a_key_is_not_printed_each_time_it_is_used():
+    text = b"X" + struct.pack("<I", 100_000) + b"a" * 100_000
+    assert set(tree_of(text + b"\x85q\x00}" + b"h\x00Ns" * 3 + b".")) == {"tuple-0", "tuple-1", "tuple-2"}
+    assert tree_of(pickle.dumps({("layer.weight", 0): 1}, 2)) == {"('layer.weight', 0)": 1}
+
+
+def test_objects_that_hold_objects_are_visited_once():
+    """Twice at each level would be a thousand million visits of these."""
+    stream = b"ca\nb\nq\x000" + b"h\x00)R}X\x01\x00\x00\x00x" * 60 + b"N" + b"sb" * 60 + b"."
+    assert tree_of(stream) == Opaque("a.b")
+
+
+def test_objects_without_content_are_small():
+    count = 100_000
+    tracemalloc.start()
+    load(b"(" + b"\x8f" * count + b"t.", "test")
+    assert tracemalloc.get_traced_memory()[1] < 120 * count
+    tracemalloc.stop()
 
 
 def test_too_big_a_stream_is_refused_unread():
