@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,14 +111,23 @@ class Chunks:
             yield Located(self.file, part, self.starts[number] + within * layout.itemsize, self.order)
 
 
-def stored_chunks(dataset: Any) -> list[Any]:
-    """h5py's StoreInfo of every chunk of a dataset that is in the file; one that was never written is not."""
-    found: list[Any] = []
+def stored_chunks(dataset: Any) -> Int:
+    """The chunks of a dataset (h5py DatasetID) that are in the file, one row each; one that was never written is not.
+
+    Columns: the index of its first element along each axis, filter mask, byte, size in bytes. All at once, since HDF5
+    goes through all chunks to find the one at a given place.
+    """
+    found = array("q")
+
+    def add(info: Any) -> None:
+        found.extend((*info.chunk_offset, info.filter_mask, info.byte_offset, info.size))
+
     if hasattr(dataset, "chunk_iter"):
-        dataset.chunk_iter(found.append)
+        dataset.chunk_iter(add)
     else:  # HDF5 before 1.12.3: slow for very many chunks, as each look-up counts through them
-        found.extend(dataset.get_chunk_info(index) for index in range(dataset.get_num_chunks()))
-    return found
+        for index in range(dataset.get_num_chunks()):
+            add(dataset.get_chunk_info(index))
+    return np.array(found, np.int64).reshape(-1, dataset.rank + 3)
 
 
 def chunk_starts(dataset: Any, source: Source, userblock: int) -> Int:
@@ -126,26 +136,37 @@ def chunk_starts(dataset: Any, source: Source, userblock: int) -> Int:
     Raises CheckpointError: truncated when a chunk reaches past the end, unsupported-storage when addresses don't hold.
     """
     grid = Grid(dataset.shape, dataset.get_create_plist().get_chunk())
-    rows = [(*info.chunk_offset, info.byte_offset, info.size) for info in stored_chunks(dataset)]
-    table = np.array(rows, np.int64).reshape(len(rows), len(grid.dims) + 2)
-    starts = np.full(grid.total, -1, np.int64)
-    numbers = grid.numbers(table[:, :-2])
+    table = stored_chunks(dataset)
+    numbers = grid.numbers(table[:, :-3])
     size = math.prod(grid.chunk) * dataset.get_type().get_size()
-    if len(numbers) != grid.total or numbers.min() < 0 or numbers.max() >= grid.total or (table[:, -1] != size).any():
+    fits = len(numbers) == grid.total and np.array_equal(np.sort(numbers), np.arange(grid.total))
+    if not fits or (table[:, -1] != size).any():
         raise CheckpointError("header", "the chunk index of a dataset does not fit its shape")
-    starts[numbers] = table[:, -2] + _shift(dataset, source, userblock, grid.origin(int(numbers[0])), rows[0][-2:])
+    starts = np.empty(grid.total, np.int64)
+    starts[numbers] = table[:, -2]
+    starts += _shift(dataset, source, userblock, grid.origin(0), int(starts[0]), size)
     if starts.min() < 0 or starts.max() + size > source.size:
         raise CheckpointError("truncated", f"a chunk of {size} bytes at byte {starts.max()} is not all in the file")
     return starts
 
 
-def _shift(dataset: Any, source: Source, userblock: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> int:
-    """What has to be added to chunk addresses: HDF5 before 1.14.4 left the userblock out (HDFGroup/hdf5#3003)."""
+def shifts(userblock: int) -> tuple[int, ...]:
+    """What may have to be added to chunk addresses, the likelier first.
+
+    HDF5 before 1.14.4 left the userblock out (HDFGroup/hdf5#3003).
+    """
+    from h5py import version
+
+    old = version.hdf5_version_tuple < (1, 14, 4)
+    return (userblock, 0) if old and userblock else (0, userblock) if userblock else (0,)
+
+
+def _shift(dataset: Any, source: Source, userblock: int, origin: tuple[int, ...], start: int, size: int) -> int:
+    """The one of `shifts` with which the chunk at `origin`, said to begin at `start`, is where it should be."""
     if not userblock:
         return 0
-    start, size = extent
     stored = dataset.read_direct_chunk(origin)[1]
-    for shift in (0, userblock):
+    for shift in shifts(userblock):
         if start + shift + size <= source.size and source.read(start + shift, size) == stored:
             return shift
     raise CheckpointError("unsupported-storage", "chunks don't lie at the addresses that HDF5 gives")

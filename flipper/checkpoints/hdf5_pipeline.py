@@ -32,6 +32,17 @@ class Stored:
     data: bytes
 
 
+def put_chunk(dataset: Any, origin: tuple[int, ...], new: Stored, held: tuple[int, int]) -> None:
+    """Make `new` the chunk of an h5py DatasetID at `origin`. held: filter mask and size of the one that is there.
+
+    HDF5 keeps the mask of the chunk that was there when the new one has its size, whatever mask it is given (seen in
+    2.0, all kinds of chunk index); so the chunk gets another size in between.
+    """
+    if held[0] != new.skipped and held[1] == len(new.data):
+        dataset.write_direct_chunk(origin, new.data + b"\0", new.skipped)
+    dataset.write_direct_chunk(origin, new.data, new.skipped)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A scratch dataset in memory with one chunk and the filters of another dataset, to encode and decode chunks.
@@ -54,7 +65,8 @@ class Pipeline:
         decoded = np.zeros(size, np.uint8)
         try:
             dataset = self._open()
-            dataset.write_direct_chunk((0,) * dataset.rank, stored.data, stored.skipped)
+            held = dataset.get_chunk_info_by_coord((0,) * dataset.rank)
+            put_chunk(dataset, (0,) * dataset.rank, stored, (held.filter_mask, held.size))
             del dataset  # an open dataset goes on with the filter mask that the chunk had before (HDF5 2.0)
             dataset = self._open()
             dataset.read(h5s.ALL, h5s.ALL, decoded, dataset.get_type())

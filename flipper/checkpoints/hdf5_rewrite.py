@@ -11,7 +11,8 @@ import numpy as np
 from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.hdf5_boxed import BoxReader, by_chunk, numbers_in, split
-from flipper.checkpoints.hdf5_pipeline import Pipeline, Stored, pipeline
+from flipper.checkpoints.hdf5_chunks import shifts
+from flipper.checkpoints.hdf5_pipeline import Pipeline, Stored, pipeline, put_chunk
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.tensor import Tensor
 
@@ -74,17 +75,17 @@ class _Box:
         if start is not None and new.skipped == old.skipped and len(new.data) == len(old.data):
             self.file.put(start, new.data)
         else:
-            self.reader.dataset.write_direct_chunk(self.origin, new.data, new.skipped)
+            put_chunk(self.reader.dataset, self.origin, new, (old.skipped, len(old.data)))
 
     def _stored(self) -> tuple[int | None, Stored] | None:
         """The chunk as it lies in the file, and where if that is sure; None if it was never written."""
-        info = self.reader.dataset.get_chunk_info_by_coord(self.origin)
-        if not info.size:
+        if self.chunk not in self.reader.stored:
             return None
+        _, said, size = self.reader.stored[self.chunk]
         skipped, data = self.reader.dataset.read_direct_chunk(self.origin)
-        for shift in (0, self.file.userblock):  # see hdf5_chunks._shift
-            start = info.byte_offset + shift
-            if start + info.size <= self.file.source.size and self.file.source.read(start, info.size) == data:
+        source = self.file.source
+        for start in (said + shift for shift in shifts(self.file.userblock)):
+            if start + size <= source.size and source.read(start, size) == data:
                 return start, Stored(skipped, bytes(data))
         return None, Stored(skipped, bytes(data))
 
@@ -105,11 +106,19 @@ class _Box:
         if not self._written_exactly(region):
             whole = self.reader.padded(self.chunk, region)
             skip_all = (1 << self.reader.dataset.get_create_plist().get_nfilters()) - 1
-            self.reader.dataset.write_direct_chunk(self.origin, whole.tobytes(), skip_all)
+            put_chunk(self.reader.dataset, self.origin, Stored(skip_all, whole.tobytes()), self._held())
 
     def _written_exactly(self, region: Bytes) -> bool:
         try:
             self.reader.write_region(self.chunk, region)
-            return np.array_equal(self.reader.region(self.chunk), region)
+            return np.array_equal(self.reader.read_region(self.chunk), region)
         except (OSError, RuntimeError, ValueError):
             return False
+
+    def _held(self) -> tuple[int, int]:
+        """Filter mask and size of the chunk that is there now."""
+        try:
+            skipped, data = self.reader.dataset.read_direct_chunk(self.origin)
+        except (OSError, RuntimeError, ValueError):  # HDF5 could write none
+            return 0, 0
+        return skipped, len(data)
