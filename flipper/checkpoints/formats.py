@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Final
 
 from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.foreign import what
 from flipper.checkpoints.source import Source
 from flipper.errors import CheckpointError, UsageError
 
@@ -57,8 +58,11 @@ def _open(path: Path, probe: Path | Source, formats: dict[str, tuple[str, str]])
         if _sniff(module, path, probe):
             checkpoint: Checkpoint = getattr(module, class_name)(path)
             return checkpoint
-    kind = "directory" if isinstance(probe, Path) else "file"
-    known = "safetensors, PyTorch (zip, legacy, TorchScript), HDF5, Keras .keras"
-    if kind == "directory":
+    if isinstance(probe, Path):
+        seen = "this directory is no checkpoint that flipper knows"
         known = "an index of shards (*.index.json), torch.distributed.checkpoint (.metadata)"
-    raise CheckpointError("foreign", f"{path}: this {kind} is no checkpoint that flipper knows; known: {known}")
+    else:
+        told = what(probe)
+        seen = "this file is " + ("no checkpoint that flipper knows" if told is None else told)
+        known = "safetensors, PyTorch (zip, legacy, TorchScript), HDF5, Keras .keras"
+    raise CheckpointError("foreign", f"{path}: {seen}; known: {known}")
