@@ -20,9 +20,14 @@ Struck = tuple[int, Archive, Entry]
 """A changed entry, with the archive that it is in and the byte of the file where that begins."""
 
 
-def has_crcs(archive: Archive) -> bool:
-    """Whether the archive holds CRCs at all: torch can be told to store zeros, which have to stay."""
-    return any(entry.crc for entry in archive.entries if entry.size)
+def without_crcs(archive: Archive) -> frozenset[str]:
+    """The names of the entries that have no CRC: torch can be told to store zeros, which have to stay.
+
+    Other programs may have added entries that have one. A true CRC is zero once in four thousand million times, so
+    several of them mean that there are none.
+    """
+    zeros = [entry.name for entry in archive.entries if entry.size and not entry.crc]
+    return frozenset(zeros if len(zeros) > 1 else ())
 
 
 def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Bytes) -> tuple[Int, Bytes]:
@@ -35,8 +40,11 @@ def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Byte
     groups, distances, changed = [offsets[:0]], [offsets[:0]], [masks[:0]]
     for base, archive in archives:
         first, last = np.searchsorted(offsets, [base, base + archive.source.size])
-        if first < last and has_crcs(archive):
-            for entry, start, stop, distance in _entries_at(archive, offsets[first:last] - base):
+        if first == last:
+            continue
+        unchecked = without_crcs(archive)
+        for entry, start, stop, distance in _entries_at(archive, offsets[first:last] - base):
+            if entry.name not in unchecked:
                 groups.append(np.full(stop - start, len(struck), np.int64))
                 distances.append(distance)
                 changed.append(masks[first + start : first + stop])
@@ -73,11 +81,11 @@ def _slot_masks(struck: Sequence[Struck], changes: Words) -> tuple[Int, Bytes]:
 
 def problems(archive: Archive) -> Iterator[str]:
     """What is wrong with the entries: local headers that don't fit, stored CRCs that differ from that of the data."""
-    check = has_crcs(archive)
+    unchecked = without_crcs(archive)
     for entry in archive.entries:
         try:
             archive.data_start(entry)
-            if check:
+            if entry.name not in unchecked:
                 yield from _wrong_crcs(archive, entry)
         except CheckpointError as error:
             yield str(error)

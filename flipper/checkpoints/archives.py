@@ -46,13 +46,15 @@ class Archive:
     """A zip archive that fills a source.
 
     entries: by position. by_name: those whose name occurs once. directory, end: where the central directory and the
-    record behind it begin.
+    record behind it begin. appended: bytes behind the archive.
     Raises CheckpointError: truncated, header, encrypted, spanned.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.end, count, size, self.directory = _find_directory(source)
+        comment = int.from_bytes(source.read(self.end + 20, 2), "little")
+        self.appended = source.size - (self.end + _END.size + comment)
         records = _records(source, source.read(self.directory, size), self.directory, count)
         self.entries = _with_limits(source, records, self.directory)
         self.by_name = {entry.name: entry for entry in self.entries}
@@ -119,10 +121,8 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
     """Where the end record begins, how many entries there are, size and place of the central directory."""
     tail_size = min(source.size, _END.size + 0xFFFF)
     tail = source.read(source.size - tail_size, tail_size)
-    at = tail.rfind(b"PK\5\6")
-    while at >= 0 and not _ends_here(tail, at):
-        at = tail.rfind(b"PK\5\6", 0, at + 3)
-    if at < 0:
+    at = _find_end(tail)
+    if at is None:
         seen = "no end-of-central-directory where the file ends"
         raise CheckpointError("truncated", f"{source.path}: {seen}: cut off, or was something appended?")
     _, disk, first_disk, here, count, size, offset, _ = _END.unpack_from(tail, at)
@@ -138,11 +138,21 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
     return end, count, size, offset
 
 
-def _ends_here(tail: bytes, at: int) -> bool:
-    """Whether an end record at `at` ends with the file, comment included."""
-    if at + _END.size > len(tail):
-        return False
-    return at + _END.size + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)
+def _find_end(tail: bytes) -> int | None:
+    """Where the end record begins: that which ends with the file, comment included, or else the last one.
+
+    Behind the last one stands something that was appended, which torch.load and zipfile pass over.
+    """
+    last = None
+    at = tail.rfind(b"PK\5\6")
+    while at >= 0:
+        behind = at + _END.size + int.from_bytes(tail[at + 20 : at + 22], "little")
+        if behind == len(tail):
+            return at
+        if last is None and behind < len(tail):
+            last = at
+        at = tail.rfind(b"PK\5\6", 0, at + 3)
+    return last
 
 
 def _read_end64(source: Source, end: int, short: tuple[int, int, int, int]) -> tuple[int, int, int, int, int, int]:

@@ -48,6 +48,8 @@ class PyTorchFile(Checkpoint):
         self._content: Source = source
         super().__init__(path, {"": source}, settle(self._contents.tensors))
         self.notes = self._contents.notes
+        if self.archive.appended:
+            self.notes += (f"{self.archive.appended} bytes follow the archive; PyTorch doesn't read them",)
 
     def _read(self) -> Contents:
         return read(self.archive)

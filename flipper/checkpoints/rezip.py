@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from flipper.checkpoints.archive_crcs import has_crcs
+from flipper.checkpoints.archive_crcs import without_crcs
 from flipper.checkpoints.archives import STORED, Archive, Entry
 from flipper.checkpoints.crc import crc_changes
 from flipper.checkpoints.elements import Bytes, Int
@@ -40,6 +40,7 @@ def rezip(archive: Archive, changes: Mapping[str, Change], target: Path, keep_cr
     with atomic_output(target, force=True) as path, path.open("w+b") as output:
         shutil.copymode(target, path)
         records = []
+        unchecked = without_crcs(archive)
         for entry in archive.entries:
             change = changes.get(entry.name)
             start = output.tell()
@@ -47,7 +48,7 @@ def rezip(archive: Archive, changes: Mapping[str, Change], target: Path, keep_cr
                 _copy_entry(archive, entry, output)
                 records.append(_record(archive, entry, start, entry.flags, entry.crc, entry.packed))
             else:
-                crc = entry.crc if keep_crcs or not has_crcs(archive) else _changed_crc(entry, change)
+                crc = entry.crc if keep_crcs or entry.name in unchecked else _changed_crc(entry, change)
                 packed = _change_entry(archive, entry, change, crc, output)
                 records.append(_record(archive, entry, start, entry.flags & ~8, crc, packed))
         _write_directory(archive, records, output)

@@ -130,6 +130,24 @@ def test_an_archive_appended_to_by_zipfile_is_read(tmp_path):
     assert set(Archive(Source(path)).by_name) == {*CONTENT, "more"}
 
 
+def test_bytes_behind_an_archive_are_passed_over_as_zipfile_does(tmp_path):
+    archive = archive_of(tmp_path, zipped())
+    assert archive.appended == 0
+    path = tmp_path / "archive.zip"
+    with path.open("ab") as file:
+        file.write(b"appended by some tool")
+    assert zipfile.ZipFile(path).testzip() is None
+    archive = Archive(Source(path))
+    assert set(archive.by_name) == set(CONTENT)
+    assert archive.appended == len(b"appended by some tool")
+
+
+def test_an_archive_whose_end_is_out_of_reach_is_told_to_be_appended_to_or_cut(tmp_path):
+    error = refused(tmp_path, zipped() + bytes(70_000))
+    assert error.reason == "truncated"
+    assert "was something appended?" in str(error)
+
+
 def test_cut_archives_are_truncated(tmp_path):
     data = zipped()
     for length in range(0, len(data), 7):

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -309,6 +310,33 @@ def test_zero_crcs_stay_zero(tmp_path):
     checkpoint = open_checkpoint(path)
     assert {entry.CRC for entry in zipfile.ZipFile(path).infolist()} == {0}
     assert list(checkpoint.problems()) == []
+
+
+def test_zero_crcs_stay_zero_beside_an_entry_that_another_program_added_with_one(tmp_path):
+    """Training frameworks append their metadata by zipfile, which knows of CRCs only."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = made(tmp_path, {"w": torch.arange(8.0)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("model/notes.json", "{}")
+    strike(path, "w", [3], [1 << 30])
+    found = {entry.filename.split("/", 1)[1]: entry.CRC for entry in zipfile.ZipFile(path).infolist()}
+    assert found.pop("notes.json") == zlib.crc32(b"{}")
+    assert set(found.values()) == {0}
+    assert list(open_checkpoint(path).problems()) == []
+
+
+def test_bytes_behind_an_archive_are_told_and_kept(tmp_path):
+    path = made(tmp_path, {"w": torch.arange(8.0)})
+    with path.open("ab") as file:
+        file.write(b"x" * 12)
+    before = flat_names(torch.load(path))
+    assert open_checkpoint(path).notes == ("12 bytes follow the archive; PyTorch doesn't read them",)
+    strike(path, "w", [3], [1 << 30])
+    assert_only_struck(path, before, "w", [3], [1 << 30])
+    assert path.read_bytes().endswith(b"x" * 12)
 
 
 def test_a_stale_crc_is_found_and_stays_stale(tmp_path):
