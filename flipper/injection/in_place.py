@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from flipper.injection.recording import (
     refuse_overlap,
     with_output,
 )
+from flipper.injection.scratch import scratch
 from flipper.injection.undo import undo
 
 
@@ -37,9 +36,9 @@ def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, fo
     _refuse_links(checkpoint, changes, force)
     place = free_place(note.path or next_manifest(checkpoint.path), force)
     refuse_overlap(checkpoint, place)
+    _check_writable(checkpoint, changes)
     rewritten = _planned(checkpoint, changes, note.keep_checksums)
     manifest = manifest_of(checkpoint, plan, changes, checkpoint.path, place, note, rewritten)
-    _check_writable(checkpoint, changes)
     write_manifest(manifest, place, force, sync=True)
     try:
         for file in changes.struck_files:
@@ -49,6 +48,10 @@ def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, fo
             write_manifest(manifest, place, force=True, sync=True)
     except OSError as error:
         raise _restored(checkpoint.path, place, error) from error
+    except BaseException:  # Ctrl-C, say
+        with suppress(FlipperError, OSError):
+            undo(checkpoint.path, place)
+        raise
     return replace(manifest, path=place)
 
 
@@ -79,7 +82,7 @@ def _planned(checkpoint: Checkpoint, changes: Changes, keep_checksums: bool) -> 
             raise CheckpointError(
                 "unsupported-storage", f"{original}: {kind} bytes can't be altered in place; write a copy with -o"
             )
-        with _scratch(original) as target:
+        with scratch(original) as target:
             copy_patched(original, target, *changes.file_masks(file))
             checkpoint.rewrite(target, file, changes.edits[file], keep_checksums)
             patches += patches_between(file, original, target)
@@ -95,20 +98,6 @@ def _alter(checkpoint: Checkpoint, changes: Changes, file: str, rewritten: Rewri
         write_runs(path, [(patch.offset, patch.after) for patch in mine], dict(rewritten.sizes)[file] + grown)
     else:
         patch(path, *changes.file_masks(file), sync=True)
-
-
-@contextmanager
-def _scratch(original: Path) -> Iterator[Path]:
-    """An empty file beside another one, gone afterwards."""
-    path = original.with_name(f".flipper-{os.urandom(6).hex()}.tmp")
-    try:
-        path.touch(exist_ok=False)
-        yield path
-    except OSError as error:
-        raise OutputError(f"{path.parent} can't be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def _check_writable(checkpoint: Checkpoint, changes: Changes) -> None:

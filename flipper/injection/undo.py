@@ -14,6 +14,7 @@ from flipper.injection.changes import Masks
 from flipper.injection.manifest import Manifest, Patch, read_manifest, remove_manifest
 from flipper.injection.patching import patch, write_runs
 from flipper.injection.recording import stacked_manifests
+from flipper.injection.scratch import clear_scratch
 
 
 def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None = None) -> Manifest:
@@ -25,6 +26,8 @@ def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None =
     is no manifest, FlipperError, OutputError.
     """
     target = Path(path)
+    if target.is_file():
+        clear_scratch(target)
     place = Path(manifest) if manifest is not None else newest_manifest(target)
     record = read_manifest(place)
     if record.rewritten:
@@ -57,6 +60,8 @@ def _file(target: Path, name: str) -> Path:
 
 
 def _check_patches(target: Path, record: Manifest) -> None:
+    for name, size in record.sizes.items():
+        _check_size(_file(target, name), size, [one for one in record.patches if one.file == name])
     for one in record.patches:
         path = _file(target, one.file)
         try:
@@ -68,6 +73,18 @@ def _check_patches(target: Path, record: Manifest) -> None:
         if not _between(seen, one):
             what = f"bytes at {one.offset} are neither those before nor those after the injection"
             raise MismatchError(f"{path}: {what}; nothing was undone")
+
+
+def _check_size(path: Path, old: int, patches: list[Patch]) -> None:
+    """A file that was cut or went on growing meanwhile would not be what it was, whatever the patches put back."""
+    new = old + sum(len(one.after) - len(one.before) for one in patches)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise MismatchError(f"{path}: {error.strerror}") from error
+    if not min(old, new) <= size <= max(old, new):
+        what = f"it has {size} bytes, {old} before the injection and {new} after it"
+        raise MismatchError(f"{path}: {what}; nothing was undone")
 
 
 def _between(seen: bytes, one: Patch) -> bool:

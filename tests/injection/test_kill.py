@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from checkpoint_makers import drawn, gzip_file, safetensors_file, torch_file
+from checkpoint_makers import drawn, gzip_file, names_in, safetensors_file, torch_file
 
 from flipper.checkpoints import open_checkpoint
-from flipper.errors import UsageError
+from flipper.checkpoints.hdf5 import Hdf5File
+from flipper.errors import MismatchError, OutputError, UsageError
 from flipper.injection import patching
 from flipper.injection.inject import inject
+from flipper.injection.scratch import scratch
 from flipper.injection.undo import undo
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -111,6 +113,75 @@ def test_every_write_may_be_the_last(kind: str, tmp_path: Path, monkeypatch: pyt
             monkeypatch.setattr(patching, "_write", write)
         restore(path)
         assert path.read_bytes() == former
+
+
+def test_the_scratch_copy_of_a_killed_injection_is_cleared_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are rewritten in a copy beside the file first, which may be as big as the file."""
+    path = gzip_file(tmp_path)
+    former = path.read_bytes()
+    plan = drawn(path, count=300)
+
+    def dies() -> None:
+        monkeypatch.setattr(Hdf5File, "rewrite", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        inject(path, None, plan)
+
+    for following in (lambda: undo(path), lambda: inject(path, None, plan)):
+        assert not killed_itself(dies)
+        assert names_in(tmp_path) == [".flipper-model.h5.tmp", "model.h5"]
+        assert path.read_bytes() == former
+        with suppress(UsageError):  # for undo there is nothing to take back
+            following()
+        assert ".flipper-model.h5.tmp" not in names_in(tmp_path)
+    undo(path)
+    assert path.read_bytes() == former
+    assert names_in(tmp_path) == ["model.h5"]
+
+
+def test_the_scratch_copy_of_a_living_injection_stays(tmp_path: Path) -> None:
+    path = gzip_file(tmp_path)
+    plan = drawn(path, count=3)
+    with scratch(path) as copy:
+        with pytest.raises(OutputError, match="being altered already"):
+            inject(path, None, plan)
+        with pytest.raises(UsageError, match="no model"):
+            undo(path)
+        assert copy.exists()
+    inject(path, None, plan)
+    assert names_in(tmp_path) == ["model.h5", "model.h5.flipper.json"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_leaves_the_file_as_it_was(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, options = KINDS[kind]
+    path = make(tmp_path)
+    former = path.read_bytes()
+    plan = drawn(path, **options)
+    write = patching._write
+
+    def interrupted(descriptor: int, data: object, offset: int) -> None:
+        write(descriptor, data[: len(data) // 2 + 1], offset)
+        monkeypatch.setattr(patching, "_write", write)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(patching, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        inject(path, None, plan)
+    assert path.read_bytes() == former
+    assert names_in(tmp_path) == [path.name]
+
+
+def test_undo_refuses_a_rewritten_file_that_was_cut_or_grew(tmp_path: Path) -> None:
+    """The patches alone would not make it what it was."""
+    path = gzip_file(tmp_path)
+    inject(path, None, drawn(path, count=300))
+    altered = path.read_bytes()
+    for other in (altered[: len(altered) // 2], altered + bytes(8)):
+        path.write_bytes(other)
+        with pytest.raises(MismatchError, match=f"it has {len(other)} bytes, .* nothing was undone"):
+            undo(path)
+        assert path.read_bytes() == other
 
 
 def killed_itself(work: Callable[[], object]) -> bool:
