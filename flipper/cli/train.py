@@ -37,7 +37,12 @@ DIFFERS: Final = 3
 @click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch or hdf5.")
 @click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
 @click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
-@click.option("--allreduce", type=click.Choice(["ordered", "native"]), default="ordered", help="How gradients are summed.")
+@click.option("--allreduce", type=click.Choice(["ordered", "native"]), default="ordered", help="Of gradients.")
+@click.option("--inject", type=CHECKPOINT, metavar="FAULTS", help="Strike live state: a manifest, or a TOML table.")
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After which step.")
+@click.option("--reach", metavar="COPIES", default="all", help="all, one or rank:R.  [default: all]")
+@click.option("--probe-every", type=click.IntRange(1), metavar="N", help="Compare the replicas every N steps.")
+@click.option("--detect", multiple=True, metavar="NAME", help="Also nonfinite-state, replicas or replay.")
 @click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
 @click.option("--control", is_flag=True, help="Stop midway, resume, compare with an uninterrupted run.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the built-in recipes.")
@@ -75,8 +80,17 @@ def command(
         sys.exit(DIFFERS)
 
 
-def _spec(recipe: str, quiet: bool, parallel: str, save_every: int | None, **given: Any) -> TrainSpec:
+def _spec(
+    recipe: str,
+    quiet: bool,
+    parallel: str,
+    save_every: int | None,
+    probe_every: int | None,
+    inject: Path | None,
+    **given: Any,
+) -> TrainSpec:
     """The run that the options ask for; draws the seed where none is given."""
+    from flipper.training.faults_file import read_faults
     from flipper.training.layouts import Parallel
     from flipper.training.spec import TrainSpec
 
@@ -85,7 +99,9 @@ def _spec(recipe: str, quiet: bool, parallel: str, save_every: int | None, **giv
     drawn = given["seed"] is None and given["resume"] is None
     if drawn:
         given["seed"] = secrets.randbits(64)
-    spec = TrainSpec(recipe, Parallel.parse(parallel), save_every=save_every or 0, **given)
+    faults = None if inject is None else read_faults(inject)
+    layout = Parallel.parse(parallel)
+    spec = TrainSpec(recipe, layout, save_every=save_every or 0, probe_every=probe_every or 0, inject=faults, **given)
     if drawn:
         say(f"seed {spec.seed}", quiet)
     return spec

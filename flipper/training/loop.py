@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import time
 from dataclasses import dataclass, replace
@@ -9,15 +11,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from flipper.errors import FlipperError, OutputError, TrainingError, UsageError
 from flipper.training import canonical, parallel, recipes, saving, seeds
 from flipper.training.canonical import State
+from flipper.training.detectors import Detectors, replayed_step
+from flipper.training.faults_file import LiveFaults
 from flipper.training.launch import Emit, Place, one_line
 from flipper.training.progress import Progress
+from flipper.training.reach import Reach
 from flipper.training.recipes.recipe import Data, Recipe
-from flipper.training.spec import TrainSpec, checkpoint_path
+from flipper.training.replicas import compare_replicas
+from flipper.training.spec import ALWAYS, TrainSpec, checkpoint_path
+from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradients, strike_state
 
 
 def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
@@ -62,7 +69,10 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
         state = {}
     if not seeds.reinstate(state, place.rank, str(spec.parallel), layout.grid.device):
         seeds.seed_rank(progress.seed, layout.grid.stream, progress.step)
-    return Run(spec, place, emit, recipe, data, model, batches, total, layout, progress)
+    if spec.at is not None and not progress.step <= spec.at < total:
+        raise UsageError(f"--at {spec.at}: this run can be struck after the steps {progress.step} to {total - 1}")
+    detectors = Detectors((*ALWAYS, *spec.detect), layout)
+    return Run(spec, place, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
 
 
 @dataclass
@@ -78,7 +88,9 @@ class Run:
     batches: int
     total: int
     layout: parallel.Layout
+    detectors: Detectors
     progress: Progress
+    pending: LiveFaults | None
 
     def emit(self, event: str, **values: object) -> None:
         """Tell the launching process, if this is rank 0."""
@@ -88,11 +100,18 @@ class Run:
     def train_step(self) -> None:
         """One batch: its samples are a function of seed, epoch and position alone."""
         began = time.monotonic()
+        if (faults := self._due("state")) is not None:
+            self._say_struck(strike_state(self.layout, faults, self.reach))
         position, size = self.progress.batch * self.recipe.batch_size, self.recipe.batch_size
         order = seeds.batch_order(self.progress.seed, self.progress.epoch, len(self.data.train_targets))
         picked = order[position : position + size]
+        attempt = functools.partial(self._attempt, self.data.train_features[picked], self.data.train_targets[picked])
+        replayed = None
         try:
-            result = self.layout.step(self.data.train_features[picked], self.data.train_targets[picked])
+            if self.detectors.replays:
+                result, replayed = replayed_step(self.layout, attempt)
+            else:
+                result = attempt()
         except FlipperError:
             raise
         except Exception as error:  # whatever a struck state makes torch raise
@@ -108,6 +127,51 @@ class Run:
             lr=result.lr,
             samples_per_s=size / max(time.monotonic() - began, 1e-9),
         )
+        self.detect(result, replayed)
+
+    def _attempt(self, features: Tensor, targets: Tensor) -> parallel.StepResult:
+        """The step itself, with the faults in its gradients that are due; a second attempt has none."""
+        if (faults := self._due("gradient")) is not None:
+            struck: list[Struck] = []
+            strike = functools.partial(strike_gradients, self.layout, faults=faults, reach=self.reach)
+            result = self.layout.step(features, targets, lambda gradients: struck.append(strike(gradients)))
+            self._say_struck(struck[0])
+            return result
+        if (faults := self._due("local-gradient")) is not None:
+            armed = LocalGradientStrike(self.layout, faults, self.reach)
+            try:
+                result = self.layout.step(features, targets)
+            finally:
+                armed.disarm()
+            self._say_struck(armed.struck)
+            return result
+        return self.layout.step(features, targets)
+
+    def _due(self, target: str) -> LiveFaults | None:
+        """The faults to make now, once."""
+        faults = self.pending
+        if faults is None or faults.target != target or self.spec.at != self.progress.step:
+            return None
+        self.pending = None
+        return faults
+
+    def _say_struck(self, struck: Struck) -> None:
+        self.emit("struck", step=self.spec.at, reach=self.spec.reach, **dataclasses.asdict(struck))
+
+    @property
+    def reach(self) -> Reach:
+        """Which copies are struck."""
+        return Reach.parse(self.spec.reach, self.spec.parallel)
+
+    def detect(self, result: parallel.StepResult, replayed: int | None) -> None:
+        """What the detectors and the replica probe notice after a step."""
+        step, every = self.progress.step, self.spec.probe_every or int("replicas" in self.spec.detect)
+        comparison = compare_replicas(self.layout) if every and step % every == 0 else None
+        if comparison is not None and self.spec.probe_every:
+            gap = comparison.max_abs_difference
+            self.emit("replicas", step=step, equal=comparison.equal, max_abs_difference=gap)
+        for finding in self.detectors.after(result, replayed, comparison):
+            self.emit("detect", detector=finding.detector, step=step, rank=finding.rank, value=finding.value)
 
     def look_and_save(self) -> None:
         """After a step: evaluate at the end of an epoch and of the run, save where --save says."""
@@ -118,21 +182,32 @@ class Run:
             self.save()
 
     def evaluate(self) -> None:
-        """Loss and accuracy on the test data, of the canonical state on rank 0, whatever the layout.
+        """Loss and accuracy on the test data, of the canonical state, whatever the layout.
 
+        Where replicas may differ, of each one's own state; the events of all but the first name their `replica`.
         The model that holds it was made before training: making one now would draw from the generators.
         """
-        state = self.layout.gather()
-        if self.place.rank:
-            return
+        apart = self.spec.parallel.replicated and (self.spec.reach != "all" or self.spec.probe_every > 0)
+        scores: dict[int, tuple[float, float]] = {}
+        for replica in range(self.spec.parallel.data_size if apart else 1):
+            if state := self.layout.gather(replica):
+                scores[replica] = self._score(state)
+        if apart:
+            everyone: list[dict[int, tuple[float, float]]] = [{} for _ in range(self.place.world)]
+            dist.gather_object(scores, everyone if self.place.rank == 0 else None)
+            scores = {replica: score for each in everyone for replica, score in each.items()}
+        for replica, (loss, accuracy) in sorted(scores.items()):
+            which = {"replica": replica} if replica else {}
+            self.emit("eval", step=self.progress.step, epoch=self.progress.epoch, loss=loss, accuracy=accuracy, **which)
+
+    def _score(self, state: State) -> tuple[float, float]:
         prefix = "model."
         self.whole.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
         self.whole.eval()
         with torch.no_grad():
             output = self.whole(self.data.test_features)
-        loss = self.recipe.loss(output, self.data.test_targets).item()
-        accuracy = self.recipe.accuracy(output, self.data.test_targets).item()
-        self.emit("eval", step=self.progress.step, epoch=self.progress.epoch, loss=loss, accuracy=accuracy)
+            loss = self.recipe.loss(output, self.data.test_targets).item()
+            return loss, self.recipe.accuracy(output, self.data.test_targets).item()
 
     def save(self) -> None:
         """Write this step's checkpoint, on rank 0."""

@@ -24,6 +24,10 @@ class TrainResult:
     state_digest: str = ""
     resume_digest: str = ""
     seconds: float = 0.0
+    struck_step: int | None = None
+    detected: list[dict[str, object]] = field(default_factory=list)
+    replicas_differ_step: int | None = None
+    replicas_heal_step: int | None = None
     files: list[str] = field(default_factory=list)
 
     def note(self, event: Event) -> None:
@@ -31,13 +35,27 @@ class TrainResult:
         match event["event"]:
             case "start":
                 self.seed, self.first_step = event["seed"], event["step"]
-            case "eval":
+            case "eval" if not event.get("replica"):
                 self.loss, self.accuracy = event["loss"], event["accuracy"]
+            case "struck":
+                self.struck_step = event["step"]
+            case "detect":
+                self.detected.append({key: event[key] for key in ("detector", "step", "rank")})
+            case "replicas":
+                self._compare(event["step"], event["equal"])
             case "saved":
                 self.files.append(event["path"])
             case "end":
                 self.steps, self.seconds = event["step"], event["seconds"]
                 self.state_digest, self.resume_digest = event["state_digest"], event["resume_digest"]
+
+    def _compare(self, step: int, equal: bool) -> None:
+        """Note when the replicas first differ, and since when they are equal again."""
+        if not equal:
+            self.replicas_differ_step = step if self.replicas_differ_step is None else self.replicas_differ_step
+            self.replicas_heal_step = None
+        elif self.replicas_differ_step is not None and self.replicas_heal_step is None:
+            self.replicas_heal_step = step
 
     def record(self) -> dict[str, object]:
         """The record that `flipper train` prints."""
@@ -52,6 +70,10 @@ class TrainResult:
             "state_digest": self.state_digest,
             "resume_digest": self.resume_digest,
             "seconds": round(self.seconds, 3),
+            "struck_step": self.struck_step,
+            "detected": self.detected,
+            "replicas_differ_step": self.replicas_differ_step,
+            "replicas_heal_step": self.replicas_heal_step,
             "files": self.files,
         }
 

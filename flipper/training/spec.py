@@ -8,10 +8,18 @@ from typing import Any, Final
 
 from flipper.errors import UsageError
 from flipper.training import recipes
+from flipper.training.faults_file import LiveFaults
 from flipper.training.layouts import SINGLE, Parallel
+from flipper.training.reach import Reach
 
 # One JSON-able record of the metrics: "event" names what happened, the other keys say how.
 Event = dict[str, Any]
+
+ALWAYS: Final = ("nonfinite-loss", "loss-spike", "grad-norm-spike")
+"""Detectors that cost nothing."""
+
+DETECTORS: Final = (*ALWAYS, "nonfinite-state", "replicas", "replay")
+"""Detectors that `--detect` knows: of state, a pass over it; of replicas, a digest; replay doubles a step."""
 
 SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5"}
 
@@ -26,6 +34,9 @@ class TrainSpec:
     timeout: seconds after which a rank that waits for another one gives up.
     data_dir: where recipes find data that isn't installed with a package.
     allreduce: "ordered" sums gradients in rank order, "native" as the backend does.
+    inject, at, reach: faults to strike live state with, after step `at` (gradients: in the step that follows), and
+    which copies of it: "all", "one" or "rank:R".
+    probe_every: compare the replicas' parameters every N steps; 0 never. detect: of DETECTORS, beside ALWAYS.
     """
 
     recipe: str
@@ -41,6 +52,11 @@ class TrainSpec:
     timeout: float = 300.0
     data_dir: Path | None = None
     allreduce: str = "ordered"
+    inject: LiveFaults | None = None
+    at: int | None = None
+    reach: str = "all"
+    probe_every: int = 0
+    detect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         recipes.check_name(self.recipe)
@@ -55,6 +71,14 @@ class TrainSpec:
             raise UsageError(f"the seed must be 0 to 2**64 - 1, not {self.seed}")
         if self.save_every and self.save is None:
             raise UsageError("--save-every needs --save DIR")
+        if (self.inject is None) != (self.at is None):
+            raise UsageError("--inject and --at go together: the faults, and the step after which they strike")
+        Reach.parse(self.reach, self.parallel)
+        if unknown := sorted(set(self.detect) - set(DETECTORS)):
+            raise UsageError(f"no detector {unknown[0]!r}; known: {', '.join(DETECTORS)}")
+        probing = self.probe_every or "replicas" in self.detect
+        if probing and not self.parallel.replicated:
+            raise UsageError(f"{self.parallel} has no replicas to compare; ddp:N and hooks:N have")
 
 
 def checkpoint_path(folder: Path, step: int, checkpoint_format: str) -> Path:

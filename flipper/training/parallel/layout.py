@@ -95,9 +95,16 @@ class Layout:
 
         The tensors are copies on the CPU.
         """
+        state = self.whole(self.live(), replica)
+        if state and self.schedule is not None:
+            state.update(schedules.to_state(self.schedule))
+        return {name: state[name] for name in sorted(state, key=lambda name: name.partition(".")[0])}
+
+    def whole(self, shards: Mapping[str, Shard], replica: int = 0) -> State:
+        """Shards of any tensors put together as one replica holds them, on its first rank; a collective."""
         grid = self.grid
         root = replica * grid.parallel.model_size
-        mine = {name: shard for name, shard in self.live().items() if self._gives(shard, replica)}
+        mine = {name: shard for name, shard in shards.items() if self._gives(shard, replica)}
         listed = [(name, shard.tensor.dtype, shard.shape, shard.box) for name, shard in mine.items()]
         everyone: list[Any] = [listed] * grid.world
         if grid.world > 1:
@@ -114,9 +121,7 @@ class Layout:
                 if name not in state:
                     state[name] = torch.empty(shape, dtype=dtype)
                 state[name][box] = here
-        if self.schedule is not None:
-            state.update(schedules.to_state(self.schedule))
-        return {name: state[name] for name in sorted(state, key=lambda name: name.partition(".")[0])}
+        return state
 
     def resident(self) -> State:
         """What of model, optimizer and schedule on this very rank the next step depends on.

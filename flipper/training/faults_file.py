@@ -1,0 +1,89 @@
+"""What `--inject` names: a manifest's faults, or a TOML table that faults are drawn from when their time has come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from flipper.errors import FlipperError, UsageError
+from flipper.faults.model import FaultModel
+from flipper.faults.plan import FaultPlan
+from flipper.injection.manifest import read_manifest
+
+TARGETS: Final = ("state", "gradient", "local-gradient")
+"""What is struck: parameters, buffers and optimizer; the summed gradient of a step; a rank's own, before the sum."""
+
+_OPTIONS: Final = {
+    "layer": "layers", "role": "roles", "dtype": "dtypes", "weight": "weights", "field_weight": "field_weights",
+}  # fmt: skip
+"""Options whose values FaultModel calls by the plural."""
+
+
+@dataclass(frozen=True)
+class LiveFaults:
+    """Faults for a running job: a plan, or a model and a seed to draw one with. target: one of TARGETS."""
+
+    plan: FaultPlan | None
+    model: FaultModel | None
+    seed: int
+    target: str = "state"
+
+
+def read_faults(path: Path) -> LiveFaults:
+    """Read a manifest or a TOML table; raises UsageError saying which key is wrong, FlipperError for a bad manifest."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--inject: {path} can't be read: {error}") from error
+    if text.lstrip().startswith("{"):
+        manifest = read_manifest(path)
+        return LiveFaults(manifest.table.plan(), None, manifest.seed or 0)
+    try:
+        table = _toml(text)
+        return faults_of(table.get("faults", table))
+    except FlipperError as error:
+        raise UsageError(f"--inject: {path}: {error}") from error
+
+
+def faults_of(table: Mapping[str, Any]) -> LiveFaults:
+    """The faults that a table of the options of INTERFACE sections 2 and 3 asks for; it needs a `seed`.
+
+    Keys as on the command line with `_` for `-` (layer, bits, count ...), and `target`. Raises UsageError.
+    """
+    given = {_OPTIONS.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in table.items()}
+    seed, target = given.pop("seed", None), given.pop("target", "state")
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise UsageError(f"the table needs a seed, 0 to 2**64 - 1, not {seed!r}")
+    if target not in TARGETS:
+        raise UsageError(f"no target {target!r}; known: {', '.join(TARGETS)}")
+    known = {field.name for field in fields(FaultModel)}
+    if unknown := sorted(given.keys() - known):
+        options = ", ".join(sorted({*known, *_OPTIONS} - set(_OPTIONS.values())))
+        raise UsageError(f"no option {unknown[0]!r}; known: seed, target, {options}")
+    if isinstance(given.get("field_weights"), str):
+        given["field_weights"] = dict(part.strip().rsplit("=", 1) for part in _parts(given["field_weights"]))
+    try:
+        return LiveFaults(None, FaultModel(**given), seed, target)
+    except TypeError as error:
+        raise UsageError(f"a value is of the wrong kind: {error}") from error
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(",")
+    if not all("=" in part for part in parts):
+        raise UsageError(f"field_weight {text!r} is not of the form sign=1,exponent=8")
+    return parts
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"neither a manifest nor TOML: {error}") from error
