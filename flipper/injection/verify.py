@@ -15,7 +15,7 @@ from flipper.checkpoints import Checkpoint, open_checkpoint
 from flipper.errors import CheckpointError, MismatchError, UsageError
 from flipper.injection.changes import Changes, Masks, changes_of
 from flipper.injection.differences import differing_bytes, patches_between
-from flipper.injection.manifest import Manifest, read_manifest, sha256_of
+from flipper.injection.manifest import Manifest, read_manifest, sha256_of, table_file
 from flipper.injection.patching import copy_patched
 
 SHOWN = 20
@@ -113,7 +113,7 @@ def _other_changes(original: Checkpoint, checkpoint: Checkpoint, record: Manifes
     except (MismatchError, UsageError) as error:
         yield f"{original.path} is not the source: {error}"
         return
-    yield from _other_files(original, checkpoint)
+    yield from _other_files(original, checkpoint, record)
     for file, source in original.sources.items():
         path = checkpoint.sources[file].path
         if file in changes.edits and record.rewritten:
@@ -143,19 +143,39 @@ def _stray_byte(source: Path, path: Path, masks: Masks) -> int | None:
     return None
 
 
-def _other_files(original: Checkpoint, checkpoint: Checkpoint) -> Iterator[str]:
-    """The files beside the data of a directory (index, metadata, configuration) are those of the source."""
+def _other_files(original: Checkpoint, checkpoint: Checkpoint, record: Manifest) -> Iterator[str]:
+    """The files beside the data of a directory (index, metadata, configuration) are those of the source, and no more.
+
+    A record inside the directory is none of them.
+    """
     if not original.is_directory:
         return
-    for file in sorted(path for path in original.path.rglob("*") if path.is_file()):
-        name = file.relative_to(original.path).as_posix()
-        copied = checkpoint.path / name
-        if name in original.sources:
-            continue
-        if not copied.is_file():
-            yield f"{copied} is not there; the source has it"
-        elif _stray_byte(file, copied, NO_MASKS) is not None:
-            yield f"{copied} is not as in the source"
+    source, copied = _files(original.path), _files(checkpoint.path)
+    for name in sorted(source - original.sources.keys()):
+        if name not in copied:
+            yield f"{checkpoint.path / name} is not there; the source has it"
+        elif _stray_byte(original.path / name, checkpoint.path / name, NO_MASKS) is not None:
+            yield f"{checkpoint.path / name} is not as in the source"
+    for name in sorted(copied - source):
+        path = checkpoint.path / name
+        if record.path is None or not any(_same(path, mine) for mine in (record.path, table_file(record.path))):
+            yield f"{path} is not in the source"
+
+
+def _files(folder: Path) -> set[str]:
+    """The files below a directory, as a copy holds them: links are followed, but for those that lead round."""
+    found: set[str] = set()
+    for here, inner, names in os.walk(folder, followlinks=True):
+        path = Path(here)
+        relative = path.relative_to(folder)
+        above = [path, *path.parents[: len(relative.parts)]]
+        inner[:] = [name for name in inner if not any(os.path.samefile(path / name, one) for one in above)]
+        found.update((relative / name).as_posix() for name in names if (path / name).is_file())
+    return found
+
+
+def _same(path: Path, other: Path) -> bool:
+    return other.exists() and os.path.samefile(path, other)
 
 
 def _other_rewriting(

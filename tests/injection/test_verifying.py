@@ -127,6 +127,27 @@ def test_the_other_files_of_a_directory_count(tmp_path: Path) -> None:
     assert "is not there" in verify(out, made.path, source).problems[0]
 
 
+def test_a_file_that_the_source_lacks_is_a_problem(tmp_path: Path) -> None:
+    """But not the record, wherever it lies, nor what a link in the source leads to."""
+    source = tmp_path / "source"
+    shutil.copytree(SAMPLES / "digits-cnn-sharded", source)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "tokens.txt").write_text("a b c")
+    (source / "linked").symlink_to(tmp_path / "elsewhere")
+    (source / "round").symlink_to(source)
+    out = tmp_path / "out"
+    made = inject(source, out, drawn(source, count=5))
+    assert verify(out, made.path, source).problems == ()
+    shutil.move(made.path, out)
+    inside = out / made.path.name
+    assert verify(out, inside, source).problems == ()
+    (out / "linked" / "more.bin").write_bytes(b"x")
+    (problem,) = verify(out, inside, source).problems
+    assert problem == f"{out / 'linked' / 'more.bin'} is not in the source"
+    (out / "linked" / "tokens.txt").write_text("a b d")
+    assert "is not as in the source" in verify(out, inside, source).problems[0]
+
+
 def test_a_directory_s_shards_are_checked_byte_by_byte(tmp_path: Path) -> None:
     source = SAMPLES / "digits-cnn-dcp"
     out = tmp_path / "out"
