@@ -16,9 +16,6 @@ from flipper.errors import CheckpointError, printable
 BLOCK = 4 << 20
 """Bytes that are checked together."""
 
-Struck = tuple[int, Archive, Entry]
-"""A changed entry, with the archive that it is in and the byte of the file where that begins."""
-
 
 def without_crcs(archive: Archive) -> frozenset[str]:
     """The names of the entries that have no CRC: torch can be told to store zeros, which have to stay.
@@ -36,7 +33,7 @@ def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Byte
     archives: each with the byte of the file where it begins, ascending. offsets, masks: the bytes that change,
     ascending and distinct. A CRC that was wrong before stays wrong.
     """
-    struck: list[Struck] = []
+    slots: list[list[int]] = []  # of each changed entry: where the file has its CRC
     groups, distances, changed = [offsets[:0]], [offsets[:0]], [masks[:0]]
     for base, archive in archives:
         first, last = np.searchsorted(offsets, [base, base + archive.source.size])
@@ -45,12 +42,13 @@ def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Byte
         unchecked = without_crcs(archive)
         for entry, start, stop, distance in _entries_at(archive, offsets[first:last] - base):
             if entry.name not in unchecked:
-                groups.append(np.full(stop - start, len(struck), np.int64))
+                groups.append(np.full(stop - start, len(slots), np.int64))
                 distances.append(distance)
                 changed.append(masks[first + start : first + stop])
-                struck.append((base, archive, entry))
+                slots.append([base + slot for slot in archive.crc_slots(entry)])
+        archive.source.close()  # there may be more archives than files that can be open
     found, changes = crc_changes(np.concatenate(groups), np.concatenate(distances), np.concatenate(changed))
-    return _slot_masks([struck[index] for index in found.tolist()], changes)
+    return _slot_masks([slots[index] for index in found.tolist()], changes)
 
 
 def _entries_at(archive: Archive, offsets: Int) -> Iterator[tuple[Entry, int, int, Int]]:
@@ -66,14 +64,9 @@ def _entries_at(archive: Archive, offsets: Int) -> Iterator[tuple[Entry, int, in
             yield entry, start, stop, begin + entry.packed - 1 - offsets[start:stop]
 
 
-def _slot_masks(struck: Sequence[Struck], changes: Words) -> tuple[Int, Bytes]:
-    slots, rows = [], []
-    for row, (base, archive, entry) in enumerate(struck):
-        for slot in archive.crc_slots(entry):
-            slots.append(base + slot)
-            rows.append(row)
-    places = np.array(slots, np.int64)[:, None] + np.arange(4)
-    masks = changes[np.array(rows, np.int64)].astype("<u4").view(np.uint8)
+def _slot_masks(slots: Sequence[Sequence[int]], changes: Words) -> tuple[Int, Bytes]:
+    places = np.array([slot for found in slots for slot in found], np.int64)[:, None] + np.arange(4)
+    masks = changes.repeat([len(found) for found in slots]).astype("<u4").view(np.uint8)
     flat = places.reshape(-1)
     rank = np.argsort(flat, kind="stable")
     return flat[rank], masks[rank]

@@ -84,7 +84,11 @@ class DcpDirectory(Checkpoint):
             transformed = transformed or found.transformed
             pieces.append(Piece(offsets, sizes, found.item))
         pieces = sorted(set(pieces), key=lambda piece: piece.offsets)
-        if not tile(tuple(pieces), shape):
+        try:
+            whole = tile(tuple(pieces), shape)
+        except ValueError as error:
+            raise _broken(path, f"{name}: {error}") from error
+        if not whole:
             raise _broken(path, f"the chunks of {name} don't cover its shape {list(shape)} exactly once")
         reason = _obstacle(dtype, split, transformed)
         if reason is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -138,7 +139,7 @@ class Pieces:
             return
         axes = len(self.pieces[0].sizes)
         indexes = np.unravel_index(flat, dims)
-        for piece, where in self._owners(indexes[:axes], dims):
+        for piece, where in self._owners(indexes[:axes]):
             inner = (*piece.sizes, *dims[axes:])
             local = [index[where] for index in indexes]
             for axis, offset in enumerate(piece.offsets):
@@ -147,35 +148,69 @@ class Pieces:
             for part in self._extent(piece).locate(inner, layout, steps):
                 yield replace(part, where=where[part.where])
 
-    def _owners(self, indexes: tuple[Int, ...], dims: tuple[int, ...]) -> Iterator[tuple[Piece, Int]]:
+    def _owners(self, indexes: tuple[Int, ...]) -> Iterator[tuple[Piece, Int]]:
         """The pieces that hold some of the elements, and which."""
-        if all(piece.sizes[1:] == dims[1 : len(piece.sizes)] for piece in self.pieces):
-            firsts = np.array([piece.offsets[0] for piece in self.pieces])
-            owner = np.searchsorted(firsts, indexes[0], side="right") - 1
-            rank = np.argsort(owner, kind="stable")
-            edges = np.flatnonzero(np.diff(owner[rank], prepend=-1, append=len(firsts)))
-            for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-                yield self.pieces[int(owner[rank[first]])], rank[first:last]
-            return
-        for piece in self.pieces:
-            inside = np.ones(len(indexes[0]), bool)
-            for index, offset, size in zip(indexes, piece.offsets, piece.sizes, strict=True):
-                inside &= (index >= offset) & (index < offset + size)
-            if inside.any():
-                yield piece, np.flatnonzero(inside)
+        cuts, cells = self._cells
+        owner = cells[tuple(np.searchsorted(cut, i, side="right") - 1 for cut, i in zip(cuts, indexes, strict=True))]
+        rank = np.argsort(owner, kind="stable")
+        edges = np.flatnonzero(np.diff(owner[rank], prepend=-1, append=len(self.pieces)))
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            yield self.pieces[int(owner[rank[first]])], rank[first:last]
+
+    @cached_property
+    def _cells(self) -> tuple[list[Int], Int]:
+        """Where pieces begin along each axis, and the number of the piece in every cell between these cuts."""
+        starts, ends = _spans(self.pieces)
+        cuts = [np.unique(column) for column in starts.T]
+        cells = np.zeros([len(cut) for cut in cuts], np.int64)
+        firsts, lasts = (
+            np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, spans.T, strict=True)], axis=1)
+            for spans in (starts, ends)
+        )
+        for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+            cells[tuple(map(slice, first, last))] = number
+        return cuts, cells
+
+
+PAIRS_LIMIT = 1 << 26
+"""Pairs of pieces that are looked at; a grid of a thousand by a thousand has more, one of a thousand by 64 fewer."""
+
+CELLS_LIMIT = 1 << 24
+"""Cells of the grid that the edges of all pieces make; there are as many as pieces when these lie in a grid."""
+
+
+def _spans(pieces: tuple[Piece, ...]) -> tuple[Int, Int]:
+    """Where the pieces begin and end along each axis; a row for each."""
+    starts = np.array([piece.offsets for piece in pieces], np.int64)
+    return starts, starts + np.array([piece.sizes for piece in pieces], np.int64)
 
 
 def tile(pieces: tuple[Piece, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the pieces cover a tensor of that shape, each element once."""
+    """Whether the pieces cover a tensor of that shape, each element once; raises ValueError where that takes too long.
+
+    They are swept along the axis that is cut most: only those that begin before another ends can overlap it.
+    """
     if any(offset + size > length for piece in pieces
            for offset, size, length in zip(piece.offsets, piece.sizes, shape, strict=True)):  # fmt: skip
         return False
     if sum(math.prod(piece.sizes) for piece in pieces) != math.prod(shape):
         return False
-    starts = np.array([piece.offsets for piece in pieces], np.int64).reshape(len(pieces), len(shape))
-    ends = starts + np.array([piece.sizes for piece in pieces], np.int64).reshape(len(pieces), len(shape))
-    for index in range(len(pieces) - 1):
-        apart = (ends[index + 1 :] <= starts[index]) | (starts[index + 1 :] >= ends[index])
+    if len(pieces) < 2:
+        return True
+    starts, ends = _spans(pieces)
+    cuts = [len(np.unique(column)) for column in starts.T]
+    if math.prod(cuts) > CELLS_LIMIT:
+        raise ValueError(f"{len(pieces)} chunks lie in no grid")
+    axis = cuts.index(max(cuts))
+    rank = np.argsort(starts[:, axis], kind="stable")
+    starts, ends = starts[rank], ends[rank]
+    behind = np.searchsorted(starts[:, axis], ends[:, axis])
+    first = np.arange(1, len(pieces) + 1)
+    if int((behind - first).sum()) * len(shape) > PAIRS_LIMIT:
+        raise ValueError(f"{len(pieces)} chunks are too many to compare")
+    for index in np.flatnonzero(behind > first).tolist():
+        others = slice(index + 1, behind[index])
+        apart = (ends[others] <= starts[index]) | (starts[others] >= ends[index])
         if not apart.any(axis=1).all():
             return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import resource
 import shutil
 import zipfile
 from pathlib import Path
@@ -25,10 +26,15 @@ from torch_makers import bits_of, flat_names, random_tensor, saved_bytes, traini
 
 from flipper.checkpoints import open_checkpoint
 from flipper.checkpoints.convert import convert
+from flipper.checkpoints.dcp_pieces import Item, Items, Piece, Pieces, tile
 from flipper.checkpoints.elements import byte_masks, combine
 from flipper.checkpoints.tree import Leaf
 from flipper.errors import CheckpointError
+from flipper.faults.draw import draw
+from flipper.faults.model import FaultModel
 from flipper.injection.diff import differences
+from flipper.injection.inject import inject
+from flipper.injection.verify import verify
 
 # torch warns that saving and loading happens in a single process.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -309,3 +315,85 @@ def test_random_damage_of_the_metadata_raises_nothing_but_named_reasons(tmp_path
                     list(checkpoint.blocks(tensor))
         except CheckpointError:
             pass
+
+
+def test_more_items_are_struck_than_files_can_be_open(tmp_path):
+    path = saved(tmp_path, {f"l{number}.w": torch.ones(2) for number in range(80)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with open_checkpoint(path) as checkpoint:
+            plan = draw(checkpoint, FaultModel(count=1, spread="per-layer"), seed=1)
+            made = inject(checkpoint, tmp_path / "bad", plan)
+        verdict = verify(tmp_path / "bad", made.path, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (len(made.table), verdict.problems, verdict.complete) == (80, (), True)
+
+
+def piece(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Piece:
+    return Piece(offsets, sizes, Item("x", 0, 1))
+
+
+def cut_up(random: np.random.Generator, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> list[Piece]:
+    """A box cut in two along some axis, and its parts again, until chance ends it."""
+    if random.random() < 0.3 or max(sizes) == 1:
+        return [piece(offsets, sizes)]
+    axis = int(random.choice([axis for axis, size in enumerate(sizes) if size > 1]))
+    at = int(random.integers(1, sizes[axis]))
+    parts = [(0, at), (at, sizes[axis] - at)]
+    return [
+        each
+        for begin, size in parts
+        for each in cut_up(
+            random,
+            tuple(offset + begin * (a == axis) for a, offset in enumerate(offsets)),
+            tuple(size if a == axis else old for a, old in enumerate(sizes)),
+        )
+    ]
+
+
+def owners_one_by_one(pieces: tuple[Piece, ...], index: tuple[int, ...]) -> list[int]:
+    return [
+        number
+        for number, each in enumerate(pieces)
+        if all(o <= i < o + s for i, o, s in zip(index, each.offsets, each.sizes, strict=True))
+    ]
+
+
+def test_pieces_in_no_grid_are_told_from_those_that_overlap_or_leave_holes():
+    random = np.random.default_rng(1)
+    seen = []
+    for _ in range(400):
+        shape = tuple(random.integers(1, 5, 3).tolist())
+        pieces = cut_up(random, (0, 0, 0), shape)
+        if random.random() < 0.5:
+            number = int(random.integers(len(pieces)))
+            moved = tuple(max(0, offset + int(random.integers(-1, 2))) for offset in pieces[number].offsets)
+            pieces[number] = piece(moved, pieces[number].sizes)
+        pieces = tuple(sorted(pieces, key=lambda each: each.offsets))
+        indexes = list(np.ndindex(*shape))
+        owners = [owners_one_by_one(pieces, index) for index in indexes]
+        inside = all(o + s <= n for e in pieces for o, s, n in zip(e.offsets, e.sizes, shape, strict=True))
+        whole = inside and all(len(found) == 1 for found in owners)
+        assert tile(pieces, shape) == whole
+        seen.append(whole)
+        if whole:
+            place = Pieces(pieces, "w", "float32", Items({}))
+            for number, where in place._owners(tuple(np.array(indexes).T)):
+                assert all(owners[row] == [pieces.index(number)] for row in where)
+    assert 100 < sum(seen) < 350
+
+
+@pytest.mark.parametrize("told", ["no grid", "too many"])
+def test_chunks_that_would_take_hours_to_compare_are_refused(told):
+    if told == "no grid":  # each row is cut at another place: 25 million cells
+        rows = range(1, 5000)
+        pieces = [piece((row, 0), (1, row)) for row in rows] + [piece((row, row), (1, 5000 - row)) for row in rows]
+        pieces.append(piece((0, 0), (1, 5000)))
+        shape: tuple[int, ...] = (5000, 5000)
+    else:  # every axis is cut once
+        shape = (2,) * 14
+        pieces = [piece(index, (1,) * 14) for index in np.ndindex(*shape)]
+    with pytest.raises(ValueError, match=told):
+        tile(tuple(pieces), shape)
