@@ -158,13 +158,15 @@ def test_hdf5_holds_arrays_at_nested_paths(tmp_path, source):
 
 def test_parameters_stay_parameters(tmp_path):
     weight = torch.nn.Parameter(torch.ones(2))
-    torch.save({"w": weight, "count": torch.nn.Parameter(torch.tensor(3), requires_grad=False)}, tmp_path / "a.pt")
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    count = torch.nn.Parameter(torch.tensor(3), requires_grad=False)
+    torch.save({"w": weight, "count": count, "frozen": frozen}, tmp_path / "a.pt")
     for to in ("hdf5", "safetensors"):
         turn(tmp_path / "a.pt", tmp_path / to, to)
         turn(tmp_path / to, tmp_path / f"{to}.pt", "pytorch")
         found = torch.load(tmp_path / f"{to}.pt", weights_only=True)
         assert all(isinstance(value, torch.nn.Parameter) for value in found.values())
-        assert found["w"].requires_grad
+        assert [name for name, value in found.items() if value.requires_grad] == ["w"]
 
 
 @pytest.mark.parametrize("tree", [torch.arange(3.0), [torch.ones(1), (torch.zeros(1),)], {"": {"": torch.ones(2)}}])
@@ -254,6 +256,24 @@ def test_expanded_tensors_become_whole(tmp_path):
     torch.save({"w": torch.ones(1).expand(1000, 3)}, tmp_path / "a.pt")
     turn(tmp_path / "a.pt", tmp_path / "b.pt", "pytorch")
     assert same(torch.load(tmp_path / "b.pt"), {"w": torch.ones(1000, 3)})
+
+
+def test_views_that_overlap_are_named_and_others_are_not(tmp_path):
+    base = torch.arange(24.0)
+    state = {
+        "front": base[:10], "back": base[5:15], "repeated": torch.ones(1).expand(4), "tied": base[20:],
+        "even": base[15:20:2], "odd": base[16:20:2], "square": (square := torch.ones(3, 3)), "turned": square.t(),
+        "twin": base[20:], "alone": torch.ones(4, 5).t(), "inside": torch.ones(9)[2:4],
+    }  # fmt: skip
+    torch.save(state, tmp_path / "a.pt")
+    record = turn(tmp_path / "a.pt", tmp_path / "b.pt", "pytorch")
+    assert record["unfolded"] == ["back", "front", "repeated", "square", "turned"]
+    assert same(torch.load(tmp_path / "b.pt"), {name: tensor.contiguous() for name, tensor in state.items()})
+    command = [sys.executable, "-m", "flipper", "convert", tmp_path / "a.pt", "-o", tmp_path / "c.h5", "--to", "hdf5"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert told[0].startswith("note: views that overlap in ")
+    assert told[0].endswith("c.h5: back, front, repeated, square, turned")
+    assert turn(tmp_path / "b.pt", tmp_path / "d.h5", "hdf5")["unfolded"] == []
 
 
 def test_a_small_file_that_claims_gigabytes_is_refused(tmp_path):

@@ -108,6 +108,7 @@ def _tensor_v3(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
 def _parameter(args: tuple[Any, ...], budget: Budget) -> Any:
     if type(args[0]) is StoredTensor:
         args[0].parameter = True
+        args[0].frozen = len(args) > 1 and args[1] is False
     return args[0]
 
 

@@ -82,7 +82,7 @@ class PickledTree:
 
     def _leaf(self, stored: StoredTensor, name: str) -> Leaf:
         self.tensors.append((name or BARE, stored))
-        return Leaf(name or BARE, stored.parameter)
+        return Leaf(name or BARE, stored.parameter, stored.frozen)
 
     def _mapping(self, mapping: dict[Any, Any], name: str) -> dict[Any, Tree]:
         self._spend(len(mapping))

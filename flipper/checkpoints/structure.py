@@ -8,6 +8,7 @@ object with one key that says what it is:
     {"int": "-0x1f..."}       beyond 64 bits                {"float": hex of the 8 bytes}    nan, infinities
     {"str": hex of UTF-8}     with lone surrogates          {"opaque": name}
     {"tensor": name}          {"parameter": name}           Leaf
+    {"frozen": name}          a parameter that autograd doesn't track
 """
 
 from __future__ import annotations
@@ -105,6 +106,12 @@ def _str_to_json(node: str) -> Any:
     return node if _is_text(node) else {"str": node.encode("utf-8", "surrogatepass").hex()}
 
 
+def _kind(node: Leaf) -> str:
+    if not node.parameter:
+        return "tensor"
+    return "frozen" if node.frozen else "parameter"
+
+
 _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
     int: _int_to_json,
     float: _float_to_json,
@@ -112,7 +119,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
     complex: lambda node: {"complex": [_float_to_json(node.real), _float_to_json(node.imag)]},
     bytes: lambda node: {"bytes": base64.b64encode(node).decode("ascii")},
     tuple: lambda node: {"tuple": [_to_json(item) for item in node]},
-    Leaf: lambda node: {"parameter" if node.parameter else "tensor": _str_to_json(node.name)},
+    Leaf: lambda node: {_kind(node): _str_to_json(node.name)},
     Opaque: lambda node: {"opaque": _str_to_json(node.name)},
 }
 
@@ -154,5 +161,6 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "str": lambda content: bytes.fromhex(content).decode("utf-8", "surrogatepass"),
     "tensor": lambda content: Leaf(_text(content)),
     "parameter": lambda content: Leaf(_text(content), parameter=True),
+    "frozen": lambda content: Leaf(_text(content), parameter=True, frozen=True),
     "opaque": lambda content: Opaque(_text(content)),
 }

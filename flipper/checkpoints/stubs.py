@@ -59,7 +59,8 @@ class Storage:
 class StoredTensor:
     """A tensor as the stream describes it.
 
-    dtype: as torch spells it. offset, strides: in elements of dtype. reason: why it can't be struck, else None.
+    dtype: as torch spells it. offset, strides: in elements of dtype. parameter, frozen: as in tree.Leaf.
+    reason: why it can't be struck, else None.
     """
 
     storage: Storage | None
@@ -68,6 +69,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     parameter: bool = False
+    frozen: bool = False
     reason: str | None = None
 
 

@@ -14,10 +14,15 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor in the tree. name: as in Checkpoint.tensors, name or alias. parameter: it was an nn.Parameter."""
+    """A tensor in the tree.
+
+    name: as in Checkpoint.tensors, name or alias. parameter: it was an nn.Parameter; frozen: one that autograd doesn't
+    track.
+    """
 
     name: str
     parameter: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

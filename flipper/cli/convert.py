@@ -34,7 +34,7 @@ def command(
     """Write CKPT to OUT in another format: all tensors, names, dtypes, ties, nesting and scalars.
 
     Objects of classes that flipper doesn't know, and quantised tensors, can't be carried: they are refused, or left
-    out and named with --drop-unsupported.
+    out and named with --drop-unsupported. Views that overlap become tensors of their own, and are named.
 
     \b
     Example:
@@ -49,5 +49,12 @@ def command(
             record = convert(checkpoint, output, to, force, drop_unsupported)
     for loss in record["dropped"]:
         say(f"left out: {loss}", quiet)
+    if record["unfolded"]:
+        say(f"note: views that overlap in {ckpt} are apart in {output}: {_listed(record['unfolded'])}", quiet)
     say(f"wrote {output}", quiet)
     emit(record, style)
+
+
+def _listed(names: list[str]) -> str:
+    """The first names of many."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

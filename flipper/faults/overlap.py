@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 
 from flipper.checkpoints.elements import Int
-from flipper.checkpoints.tensor import Extent, Tensor, run_of
+from flipper.checkpoints.tensor import Tensor
+from flipper.checkpoints.views import BLOCK, Gap, dense, row_major, run, sharing, span, strides
 from flipper.errors import CheckpointError
 from flipper.faults.taken import first_occurrences
 
 SELF_OVERLAP_LIMIT = 8
 """A view may name each element of its storage this often before it is refused rather than listed element by element."""
 
-BLOCK = 1 << 18
-"""Elements of a view that are looked at together."""
-
 _Map = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Gap = tuple[int, int]
-"""First byte and the one after the last."""
 
 
 def distinct_elements(tensors: Sequence[Tensor]) -> dict[str, Int]:
@@ -38,89 +34,18 @@ def distinct_elements(tensors: Sequence[Tensor]) -> dict[str, Int]:
     return found
 
 
-def sharing(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors whose byte spans overlap, and single tensors of which two elements may be the same bytes."""
-    for cluster in _clusters(tensors):
-        if len(cluster) > 1 or not _injective(cluster[0]):
-            yield cluster
-
-
-def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors whose byte spans overlap, each in the order given."""
-    spans = []
-    for index, tensor in enumerate(tensors):
-        run = run_of(tensor.place)
-        if run is not None and tensor.elements:
-            spans.append((run[0], *_span(tensor), index))
-    spans.sort()
-    cluster: list[int] = []
-    current, end = ("", ""), 0
-    for space, start, stop, index in spans:
-        if cluster and (space != current or start >= end):
-            yield [tensors[i] for i in sorted(cluster)]
-            cluster, end = [], 0
-        cluster.append(index)
-        current, end = space, max(end, stop)
-    if cluster:
-        yield [tensors[i] for i in sorted(cluster)]
-
-
-def _run(tensor: Tensor) -> Extent:
-    """Its run of bytes: in a file, or inside a deflated archive entry."""
-    run = run_of(tensor.place)
-    assert run is not None
-    return run[1]
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    strides = _run(tensor).strides
-    return _row_major(tensor) if strides is None else strides
-
-
-def _row_major(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(math.prod(tensor.dims[axis + 1 :]) for axis in range(len(tensor.dims)))
-
-
-def _span(tensor: Tensor) -> Gap:
-    """First byte and the one after the last that its elements touch."""
-    run = _run(tensor)
-    start = run.start
-    if run.strides is None:
-        return start, start + tensor.nbytes
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, run.strides, strict=True))
-    return start, start + (reach * tensor.layout.width + 7) // 8
-
-
-def _injective(tensor: Tensor) -> bool:
-    """Whether no two elements share a byte, told from the strides (sufficient, and true of every ordinary view)."""
-    if _run(tensor).strides is None:
-        return True
-    reach = 1
-    for stride, size in sorted(zip(_strides(tensor), tensor.dims, strict=True)):
-        if size > 1:
-            if stride < reach:
-                return False
-            reach = stride * (size - 1) + reach
-    return True
-
-
-def _dense(tensor: Tensor) -> bool:
-    start, stop = _span(tensor)
-    return _injective(tensor) and stop - start == tensor.nbytes
-
-
 def _share_out(cluster: Sequence[Tensor]) -> dict[str, Int]:
     """Each byte goes to the first tensor that has it; an element counts where all its bytes are its tensor's own."""
     taken = _Intervals()
     shares: dict[str, Int] = {}
     for index, tensor in enumerate(cluster):
-        gaps = taken.gaps(*_span(tensor))
-        whole = gaps == [_span(tensor)]
+        gaps = taken.gaps(*span(tensor))
+        whole = gaps == [span(tensor)]
         if not gaps:
             shares[tensor.name] = np.zeros(0, np.int64)
-        elif whole and _dense(tensor):
+        elif whole and dense(tensor):
             taken.add(*gaps[0])
-        elif _dense(tensor) and _strides(tensor) == _row_major(tensor):
+        elif dense(tensor) and strides(tensor) == row_major(tensor):
             shares[tensor.name] = _claim_gaps(tensor, gaps, taken)
         else:
             return shares | _share_out_bytes(cluster[index:], taken)
@@ -152,7 +77,7 @@ class _Intervals:
 
 def _claim_gaps(tensor: Tensor, gaps: Sequence[Gap], taken: _Intervals) -> Int:
     """The elements of a row-major tensor that lie in free bytes; takes their bytes."""
-    origin, width = _span(tensor)[0], tensor.layout.width
+    origin, width = span(tensor)[0], tensor.layout.width
     ranges = [np.zeros(0, np.int64)]
     for start, stop in gaps:
         first, last = -((origin - start) * 8 // width), min((stop - origin) * 8 // width, tensor.elements)
@@ -164,8 +89,8 @@ def _claim_gaps(tensor: Tensor, gaps: Sequence[Gap], taken: _Intervals) -> Int:
 
 def _share_out_bytes(cluster: Sequence[Tensor], intervals: _Intervals) -> dict[str, Int]:
     """The same by a map of all bytes, for views of any strides."""
-    low = min(_span(tensor)[0] for tensor in cluster)
-    high = max(_span(tensor)[1] for tensor in cluster)
+    low = min(span(tensor)[0] for tensor in cluster)
+    high = max(span(tensor)[1] for tensor in cluster)
     taken = np.zeros(high - low, np.bool_)
     for first, last in intervals.all:
         taken[max(first - low, 0) : max(last - low, 0)] = True
@@ -179,7 +104,7 @@ def _claim(tensor: Tensor, taken: _Map, low: int) -> Int:
     block = _candidate_count(tensor) if tensor.layout.packed else BLOCK
     own = [np.zeros(0, np.int64)]
     for flat in _candidates(tensor, max(block, 1)):
-        (part,) = _run(tensor).locate(tensor.dims, tensor.layout, flat)
+        (part,) = run(tensor).locate(tensor.dims, tensor.layout, flat)
         first = (part.offsets - low) * 8 + (0 if part.shifts is None else part.shifts)
         free = first_occurrences(first.astype(np.uint64))
         for byte in _bytes_of(first, width):
@@ -198,7 +123,7 @@ def _bytes_of(first_bits: Int, width: int) -> Iterator[Int]:
 
 
 def _candidate_sizes(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(1 if stride == 0 else n for n, stride in zip(tensor.dims, _strides(tensor), strict=True))
+    return tuple(1 if stride == 0 else n for n, stride in zip(tensor.dims, strides(tensor), strict=True))
 
 
 def _candidate_count(tensor: Tensor) -> int:
@@ -208,7 +133,7 @@ def _candidate_count(tensor: Tensor) -> int:
 def _candidates(tensor: Tensor, block: int) -> Iterator[Int]:
     """Flat indexes that can be the first of their element, ascending: index 0 along every expanded (stride 0) axis."""
     sizes, count = _candidate_sizes(tensor), _candidate_count(tensor)
-    start, stop = _span(tensor)
+    start, stop = span(tensor)
     if count * tensor.layout.width > 8 * SELF_OVERLAP_LIMIT * (stop - start):
         raise CheckpointError(
             "unsupported-storage", f"the view {tensor.name} overlaps itself too often; leave it out by --exclude"

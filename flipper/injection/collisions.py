@@ -8,8 +8,8 @@ import numpy as np
 
 from flipper.checkpoints.elements import Int
 from flipper.checkpoints.tensor import run_of
+from flipper.checkpoints.views import sharing
 from flipper.errors import MismatchError
-from flipper.faults.overlap import sharing
 from flipper.injection.changes import Struck
 
 

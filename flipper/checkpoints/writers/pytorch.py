@@ -79,7 +79,7 @@ def _leaf(pickler: Pickler, leaf: Leaf, contents: Contents, keys: dict[str, str]
 
     def arguments() -> None:
         _tensor(pickler, name, data, keys[name])
-        pickler.value(data.layout.real)  # requires_grad: torch allows it for such dtypes only
+        pickler.value(data.layout.real and not leaf.frozen)  # requires_grad: torch allows it for such dtypes only
         _no_hooks(pickler)
 
     pickler.call("torch._utils", "_rebuild_parameter", arguments)
