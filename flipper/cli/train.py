@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -72,10 +73,12 @@ def command(
         return
     if recipe is None:
         raise UsageError(f"name a RECIPE: {', '.join(BUILT_IN)} (flipper train --list describes them)")
-    spec = _spec(recipe, quiet, **options)
-    with _listeners(metrics, quiet) as hear:
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's ranks, the one that speaks
+    spec = _spec(recipe, quiet or not first, **options)
+    with _listeners(metrics if first else None, quiet or not first) as hear:
         record, exact = _run(spec, control, hear, verbose)
-    emit(record, style)
+    if first:
+        emit(record, style)
     if not exact:
         sys.exit(DIFFERS)
 
@@ -104,6 +107,8 @@ def _spec(
     spec = TrainSpec(recipe, layout, save_every=save_every or 0, probe_every=probe_every or 0, inject=faults, **given)
     if drawn:
         say(f"seed {spec.seed}", quiet)
+    if spec.allreduce == "native" and spec.parallel.data_size > 2:
+        say("warning: with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets")
     return spec
 
 

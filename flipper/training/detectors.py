@@ -118,13 +118,11 @@ def _count_nonfinite(layout: Layout) -> float:
 def _first(layout: Layout, value: float) -> tuple[int, float] | None:
     """The first rank whose value isn't zero, with it; a collective."""
     grid = layout.grid
-    mine = torch.tensor([value], dtype=torch.float64, device=grid.device)
-    everyone = torch.empty(grid.world, dtype=torch.float64, device=grid.device)
+    everyone = torch.zeros((grid.world, 1), dtype=torch.float64, device=grid.device)
+    everyone[grid.rank] = value
     if grid.world > 1:
-        dist.all_gather_into_tensor(everyone, mine)
-    else:
-        everyone = mine
-    return next(((rank, each) for rank, each in enumerate(everyone.tolist()) if each), None)
+        dist.all_gather(list(everyone.unbind()), everyone[grid.rank].clone())
+    return next(((rank, each) for rank, (each,) in enumerate(everyone.tolist()) if each), None)
 
 
 def replayed_step(layout: Layout, step: Callable[[], StepResult]) -> tuple[StepResult, int | None]:

@@ -30,6 +30,10 @@ from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradien
 def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
     """One rank's part of a training run. Only rank 0 emits, and only rank 0 writes files."""
     began = time.monotonic()
+    if place.joined:  # each rank was asked for by itself, and drew a seed of its own where none was given
+        shared = [spec.seed]
+        dist.broadcast_object_list(shared, src=0)
+        spec = replace(spec, seed=shared[0])
     run = _begin(spec, place, emit)
     run.refuse_existing()
     run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed)

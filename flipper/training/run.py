@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flipper.errors import UsageError
 from flipper.training import launch
 from flipper.training.launch import Emit, Place
 from flipper.training.spec import Event, TrainSpec
@@ -78,10 +79,17 @@ class TrainResult:
         }
 
 
-def train(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False) -> TrainResult:
-    """Run a training job on fresh local processes and wait for it.
+def train(
+    spec: TrainSpec,
+    on_event: Callable[[Event], None] | None = None,
+    *,
+    limit: float | None = None,
+    verbose: bool = False,
+) -> TrainResult:
+    """Run a training job and wait for it: on fresh local processes, or on the ranks that torchrun has started.
 
-    on_event: called with each event (INTERFACE section 7, and "start") as it happens.
+    on_event: called with each event (INTERFACE section 7, and "start", "struck") as it happens; under torchrun on
+    rank 0 only, whose result is the only one with figures. limit: seconds after which the run is ended.
     Raises UsageError, CheckpointError, MismatchError, OutputError, or TrainingError when a rank fails.
     """
     result = TrainResult(spec)
@@ -91,13 +99,16 @@ def train(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, v
         if on_event is not None:
             on_event(event)
 
+    body = functools.partial(_train_rank, spec)
+    if (place := launch.outer_place(spec.device, spec.timeout)) is not None:
+        if place.world != spec.parallel.ranks:
+            raise UsageError(
+                f"{spec.parallel} takes {spec.parallel.arithmetic} ranks, torchrun has started {place.world}"
+            )
+        launch.run_here(body, place, follow)
+        return result
     launch.run_ranks(
-        functools.partial(_train_rank, spec),
-        spec.parallel.ranks,
-        follow,
-        device=spec.device,
-        timeout=spec.timeout,
-        verbose=verbose,
+        body, spec.parallel.ranks, follow, device=spec.device, timeout=spec.timeout, limit=limit, verbose=verbose
     )
     return result
 

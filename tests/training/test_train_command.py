@@ -49,7 +49,8 @@ def test_a_run_prints_one_record_and_writes_metrics(capsys: pytest.CaptureFixtur
     record = strict(out)
     assert list(record) == [
         *("recipe", "layout", "seed", "first_step", "steps", "loss", "accuracy"),
-        *("state_digest", "resume_digest", "seconds", "files"),
+        *("state_digest", "resume_digest", "seconds"),
+        *("struck_step", "detected", "replicas_differ_step", "replicas_heal_step", "files"),
     ]
     assert record["files"] == [f"{tmp_path}/run/step-000003.h5"]
     events = [strict(line) for line in metrics.read_text().splitlines()]

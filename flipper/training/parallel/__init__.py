@@ -48,11 +48,11 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
 
 @functools.cache
 def device_of(place: Place) -> torch.device:
-    """The rank's own GPU, or the CPU; `auto` takes GPUs only if there is one for each rank."""
+    """The rank's own GPU, or the CPU; `auto` takes GPUs only if there is one for each rank of this host."""
     count = torch.cuda.device_count() if place.device != "cpu" else 0
-    if count >= place.world:
-        torch.cuda.set_device(place.rank)
-        return torch.device("cuda", place.rank)
+    if count >= place.local_world:
+        torch.cuda.set_device(place.local_rank)
+        return torch.device("cuda", place.local_rank)
     if place.device == "cuda":
-        raise UsageError(f"{place.world} ranks need a GPU each; {count} found (--device cpu works anywhere)")
+        raise UsageError(f"{place.local_world} ranks need a GPU each; {count} found (--device cpu works anywhere)")
     return torch.device("cpu")

@@ -180,9 +180,9 @@ class Layout:
             mine[1] = loss
         if grid.world == 1:
             return StepResult(mine[1].item(), mine[0].sqrt().item(), rate)
-        everyone = torch.empty(2 * grid.world, dtype=torch.float64, device=grid.device)
-        dist.all_gather_into_tensor(everyone, mine)
-        squares, losses = everyone.view(grid.world, 2).unbind(1)
+        everyone = torch.empty((grid.world, 2), dtype=torch.float64, device=grid.device)
+        dist.all_gather(list(everyone.unbind()), mine)
+        squares, losses = everyone.unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
 
 
