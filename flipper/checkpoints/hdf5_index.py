@@ -108,7 +108,7 @@ class Indexer:
             return element_type(dataset.get_type(), lambda: self._text(Dataset(dataset), "dtype")), dataset.shape
         kind = element_type(dataset.get_type())
         dtype = self._text(Dataset(dataset), own.DTYPE_ATTRIBUTE)
-        if dtype is None:
+        if dtype is None or kind.reason is not None:
             return kind, dataset.shape
         shape = dataset.shape
         try:

@@ -84,6 +84,26 @@ def test_a_stated_dtype_that_does_not_fit_is_a_broken_header(fill: Callable[[Any
     assert error.value.reason == "header"
 
 
+def test_the_newest_layout_of_hdf5_carries_the_mark_too(tmp_path: Path) -> None:
+    """As of a file that h5repack has written anew."""
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file.attrs["flipper_layout"] = "flipper-state/1"
+        states(file, "m/scale", np.array([127, 128], np.uint8), "float8_e8m0fnu")
+    with open_checkpoint(tmp_path / "a.h5") as checkpoint:
+        assert [(tensor.name, tensor.dtype) for tensor in checkpoint.tensors] == [("m.scale", "float8_e8m0fnu")]
+
+
+def test_a_stated_dtype_does_not_make_numbers_of_what_are_none(tmp_path: Path) -> None:
+    """A string of variable length is 16 bytes that lead into a heap; striking these would break the file."""
+
+    def fill(file: Any) -> None:
+        file["x"] = ["some", "text"]
+        file["x"].attrs["flipper_dtype"] = "complex128"
+
+    with open_checkpoint(write(tmp_path / "a.h5", fill)) as checkpoint:
+        assert checkpoint.tensors[0].place.reason == "vlen string elements are no numbers"
+
+
 def test_a_damaged_structure_record_is_a_broken_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", lambda f: f.__setitem__("a", np.ones(2)), {"dict": 3})
     with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError) as error:
