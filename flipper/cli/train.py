@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 Listener = Callable[["Event"], None]
 
-DEFAULT_EPOCHS: Final = 10
 DIFFERS: Final = 3
 
 
 @click.command(short_help="Train a recipe, or resume it, in one parallel layout.")
 @click.argument("recipe", required=False)
-@click.option("--parallel", metavar="LAYOUT", default="single", help="single, ddp:N or pipeline:N.  [default: single]")
-@click.option("--epochs", type=click.IntRange(0), metavar="N", help="Epochs from the beginning.  [default: 10]")
+@click.option(
+    "--parallel",
+    metavar="LAYOUT",
+    default="single",
+    help="single, ddp:N, hooks:N, fsdp:N, tensor:N ...  [default: single]",
+)
+@click.option("--epochs", type=click.IntRange(0), metavar="N", help="Epochs from the beginning.  [default: recipe's]")
 @click.option("--steps", type=click.IntRange(0), metavar="N", help="Steps from the beginning, instead of epochs.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Drawn, or the checkpoint's, without it.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where ranks compute.")
@@ -97,8 +101,6 @@ def _spec(
     from flipper.training.layouts import Parallel
     from flipper.training.spec import TrainSpec
 
-    if given["epochs"] is None and given["steps"] is None:
-        given["epochs"] = DEFAULT_EPOCHS
     drawn = given["seed"] is None and given["resume"] is None
     if drawn:
         given["seed"] = secrets.randbits(64)

@@ -50,7 +50,7 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     recipe = recipes.get(spec.recipe)
     data = recipe.data(spec.data_dir)
     batches = len(data.train_targets) // recipe.batch_size
-    total = spec.steps if spec.steps is not None else (spec.epochs or 0) * batches
+    total = spec.steps if spec.steps is not None else (recipe.epochs if spec.epochs is None else spec.epochs) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
     model = recipe.model()
     if spec.resume is None:

@@ -28,7 +28,7 @@ SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5
 class TrainSpec:
     """One training run.
 
-    steps, epochs: where it ends, counted from the beginning of training; exactly one is given.
+    steps, epochs: where it ends, counted from the beginning of training; without either the recipe's own epochs.
     seed: of initialisation, data order and dropout; None takes the resumed checkpoint's.
     save: folder for checkpoints, one at the end and one every `save_every` steps (0: only at the end).
     timeout: seconds after which a rank that waits for another one gives up.
@@ -60,8 +60,8 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         recipes.check_name(self.recipe)
-        if (self.steps is None) == (self.epochs is None):
-            raise UsageError("give exactly one of --epochs and --steps")
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("give --epochs or --steps, not both")
         if self.checkpoint_format not in SUFFIXES:
             known = ", ".join(SUFFIXES)
             raise UsageError(f"no checkpoint format {self.checkpoint_format!r}; known: {known}")

@@ -104,7 +104,7 @@ def test_a_control_that_fails_exits_3(capsys: pytest.CaptureFixture[str], monkey
         (["no-such"], 2, "no recipe named 'no-such'; known: "),
         ([], 2, "name a RECIPE"),
         (["digits-mlp", "--parallel", "ddp:x"], 2, "layout 'ddp:x'"),
-        (["digits-mlp", "--steps", "1", "--epochs", "1"], 2, "exactly one of --epochs and --steps"),
+        (["digits-mlp", "--steps", "1", "--epochs", "1"], 2, "--epochs or --steps, not both"),
         (["digits-mlp", "--resume", __file__], 4, "[foreign]"),
         (["digits-mlp", "--metrics", __file__], 1, "exists"),
         (["digits-mlp", "--save-every", "2"], 2, "--save-every needs --save"),
