@@ -10,12 +10,12 @@ ROLES = ("parameter", "buffer", "optimizer", "other")
 _RULES = (
     (
         "optimizer",
-        r"optim(izer)?(_?states?(_dict)?|_?weights)?|opt_?state|adam\w*|sgd\w*",
+        r"optim(izer)?(_?states?(_dict)?|_?weights|:.*)?|opt_?state|adam\w*|sgd\w*",
         r"exp_avg(_sq)?|max_exp_avg_sq|momentum_buffer|square_avg|grad_avg|acc_delta|master_param|fp32_param",
     ),
     (
         "other",
-        r"rng(_?states?)?|progress|(lr_?)?schedulers?|scaler|random_states?|args|config|hyper_parameters",
+        r"rng(_?states?)?|progress|iterator:.*|(lr_?)?schedulers?|scaler|random_states?|args|config|hyper_parameters",
         r"step|epoch|iteration|global_step|seed",
     ),
     (

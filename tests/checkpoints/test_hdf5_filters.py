@@ -231,25 +231,3 @@ def test_streaming_huge_rows_of_chunks_gives_the_same(tmp_path: Path, monkeypatc
     monkeypatch.setattr(hdf5_boxed, "CACHE", 3000)
     with open_checkpoint(path) as checkpoint:
         np.testing.assert_array_equal(np.concatenate(list(checkpoint.blocks(checkpoint.tensor("g/w"), 64))), expected)
-
-
-def test_chunks_and_edges_of_chainer_files(tmp_path: Path) -> None:
-    """chainer.serializers.save_hdf5 writes /predictor/l1/W with gzip level 4."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        for name, shape in (
-            ("l1/W", (100, 64)),
-            ("l1/b", (100,)),
-            ("bn/avg_mean", (100,)),
-        ):
-            data = np.random.default_rng(1).normal(size=shape).astype("f4")
-            file.create_dataset(f"predictor/{name}", data=data, compression="gzip", compression_opts=4)
-        file.create_dataset("predictor/bn/N", data=np.int64(7))
-    before = contents(path)
-    with open_checkpoint(path) as checkpoint:
-        roles = {tensor.name: tensor.role for tensor in checkpoint.tensors}
-        assert roles["predictor/l1/W"] == "parameter"
-        assert roles["predictor/bn/avg_mean"] == "buffer"
-        strike(checkpoint, "predictor/l1/W", [6399], [1 << 30], tmp_path / "b.h5")
-    before["predictor/l1/W"] = xored(before["predictor/l1/W"], 4, "little", [6399], [1 << 30])
-    assert contents(tmp_path / "b.h5") == before

@@ -22,6 +22,14 @@ ROLES = {
     "lr_scheduler.last_epoch": "other",
     "state.weight": "parameter",
     "steps.weight": "parameter",
+    "updater/optimizer:main/predictor/l1/W/m": "optimizer",
+    "updater/model:main/predictor/bn/avg_var": "buffer",
+    "updater/model:main/predictor/l1/W": "parameter",
+    "updater/iterator:main/order": "other",
+    "updater/iteration": "other",
+    "optimizer_weights/training/Adam/fc/kernel/m:0": "optimizer",
+    "model_weights/bn/bn/moving_variance:0": "buffer",
+    "model_weights/fc/fc/kernel:0": "parameter",
 }
 
 
