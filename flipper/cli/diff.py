@@ -12,15 +12,15 @@ from flipper.cli.options import CHECKPOINT, output_options
 from flipper.cli.output import emit, emit_rows, say, tell_opened
 from flipper.cli.progress import progress, watched
 
+SPARE = (("index", "xor"), ("dtype", "before", "after", "fields"))
+
 
 @click.command(short_help="List the elements in which two checkpoints differ.")
 @click.argument("a", type=CHECKPOINT)
 @click.argument("b", type=CHECKPOINT)
 @click.option("--summary", "summarise", is_flag=True, help="Count by tensor, bit position and field instead.")
 @output_options
-def command(
-    a: Path, b: Path, summarise: bool, style: str | None, quiet: bool, verbose: bool, traceback: bool
-) -> None:
+def command(a: Path, b: Path, summarise: bool, style: str | None, quiet: bool, verbose: bool, traceback: bool) -> None:
     """One row for each element in which A and B differ, whatever their formats. Exit code 0 when equal, 3 when not.
 
     \b
@@ -47,7 +47,7 @@ def command(
                     summary.add(found)
             emit(summary.record(), style)
         else:
-            emit_rows(watched(told(), "comparing", size, style, quiet), style, COLUMNS)
+            emit_rows(watched(told(), "comparing", size, style, quiet), style, COLUMNS, spare=SPARE)
     record = summary.record()
     counted = f"elements that differ: {record['elements']}, bits: {record['bits']}"
     say(f"{counted}; tensors without a match: {len(record['unmatched'])}", quiet)

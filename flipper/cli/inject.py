@@ -21,6 +21,8 @@ from flipper.cli.output import emit, emit_rows, say, tell_opened
 from flipper.cli.progress import progress
 from flipper.errors import UsageError
 
+SPARE = (("index", "file", "mask"), ("aliases", "offset", "value", "op", "dtype", "before", "after", "fields"))
+
 
 @click.command(short_help="Flip bits: write an altered copy, or alter in place.")
 @click.argument("ckpt", type=CHECKPOINT)
@@ -80,7 +82,7 @@ def command(
             changes = changes_of(checkpoint, plan)
             target = output or ckpt
             table = recorded_table(checkpoint, changes, target, manifest or manifest_path(target))
-            emit_rows(table.rows(), style, COLUMNS)
+            emit_rows(table.rows(), style, COLUMNS, spare=SPARE)
             return
         record = Record(manifest, not no_provenance, digests, keep_checksums, tuple(sys.argv))
         with progress("striking", checkpoint.size * (3 if digests else 1), quiet):

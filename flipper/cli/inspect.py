@@ -14,6 +14,10 @@ from flipper.cli.progress import watched
 COLUMNS = (
     "name", "aliases", "layer", "role", "dtype", "shape", "elements", "bytes", "file", "offset", "storage", "reason",
 )  # fmt: skip
+SPARE = (
+    ("layer", "file"),
+    ("aliases", "bytes", "offset", "elements", "reason", "storage", "role", "shape", "dtype"),
+)
 STATISTICS = ("min", "max", "mean", "std", "zeros", "nans", "infs")
 
 
@@ -43,8 +47,11 @@ def command(
         rows = watched(described, "reading", sum(tensor.nbytes for tensor in tensors) if stats else 0, style, quiet)
         head = {"path": str(ckpt), "format": checkpoint.format, "size": checkpoint.size}
         document = (head, "tensors", {"population": population})
-        emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), document)
+        emit_rows(rows, style, COLUMNS + (STATISTICS if stats else ()), document, SPARE)
         tell_opened(checkpoint, quiet, verbose)
     if format_or_default(style) != "json":
-        say(f"population: {population['bits']:,} bits in {population['elements']:,} elements, "
-            + ", ".join(f"{role} {bits:,}" for role, bits in population["bits_by_role"].items()), quiet)
+        say(
+            f"population: {population['bits']:,} bits in {population['elements']:,} elements, "
+            + ", ".join(f"{role} {bits:,}" for role, bits in population["bits_by_role"].items()),
+            quiet,
+        )

@@ -29,7 +29,7 @@ def output_options(command: Command) -> Command:
     """--format and the common options: on every command that prints data."""
     style = click.Choice(FORMATS)
     return _stack(
-        click.option("--format", "style", type=style, help="Default: table on a terminal, jsonl else."),
+        click.option("--format", "style", type=style, help="Default: table on a terminal, cut to fit, jsonl else."),
         common_options,
     )(command)
 

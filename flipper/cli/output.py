@@ -24,6 +24,10 @@ SAMPLED = 200
 """Rows looked at to choose the widths of a table; those after them are printed as they come."""
 
 Record = Mapping[str, Any]
+Spare = tuple[Sequence[str], Sequence[str]]
+
+NARROWEST = 12
+"""Characters to which a column may be shortened."""
 
 
 def format_or_default(name: str | None) -> str:
@@ -47,10 +51,12 @@ def emit_rows(
     style: str | None,
     columns: Sequence[str],
     document: tuple[Record, str, Record] | None = None,
+    spare: Spare = ((), ()),
 ) -> None:
     """Print rows as they come; `columns` is the header of tables and CSV.
 
     document: for JSON, the record that the rows belong to: what stands before them, their key, what follows.
+    spare: columns that a table on a narrow terminal does without: those that repeat others, those that matter least.
     """
     style = format_or_default(style)
     with ExitStack() as stack:
@@ -63,7 +69,7 @@ def emit_rows(
         elif style == "csv":
             _write(_csv_lines(rows, columns))
         else:
-            _write(_table(rows, columns))
+            _write(_table(rows, columns, spare))
 
 
 def tell_opened(checkpoint: Checkpoint, quiet: bool, verbose: bool) -> None:
@@ -144,14 +150,78 @@ def _record_lines(record: Record) -> Iterator[str]:
             yield f"{'' if number else key:<{width}}  {_cell(item)}\n"
 
 
-def _table(rows: Iterable[Record], columns: Sequence[str]) -> Iterator[str]:
+def _table(rows: Iterable[Record], columns: Sequence[str], spare: Spare) -> Iterator[str]:
     lines = ([_cell(row.get(column)) for column in columns] for row in rows)
     first = list(islice(lines, SAMPLED))
-    widths = [max(map(len, column)) for column in zip(columns, *first, strict=True)]
-    header = "  ".join(f"{name:<{width}}" for name, width in zip(columns, widths, strict=True)).rstrip()
+    room = _room()
+    widths = {
+        column: max(map(len, cells)) for column, cells in zip(columns, zip(columns, *first, strict=True), strict=True)
+    }
+    if room is not None:
+        empty = {column for column, (_, *cells) in zip(columns, zip(columns, *first, strict=True), strict=True)
+                 if all(cell == "-" for cell in cells)}  # fmt: skip
+        widths = _fitted(widths, room, empty, spare)
+    shown = [(index, widths[column]) for index, column in enumerate(columns) if column in widths]
+
+    def line(cells: Sequence[str]) -> str:
+        fitting = (cells[index] if room is None else _shortened(cells[index], width) for index, width in shown)
+        return "  ".join(f"{cell:<{width}}" for cell, (_, width) in zip(fitting, shown, strict=True)).rstrip()
+
+    header = line(columns)
     yield (click.style(header, bold=True) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else header) + "\n"
     for cells in chain(first, lines):
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
+        yield line(cells) + "\n"
+
+
+def _room() -> int | None:
+    """Characters of a line of the terminal; None where stdout is none, or doesn't say."""
+    if not sys.stdout.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def _fitted(widths: dict[str, int], room: int, empty: set[str], spare: Spare) -> dict[str, int]:
+    """The columns that are shown, and their widths, so that a line fits if it can.
+
+    Columns that say nothing go first, then those that repeat others; then long texts are shortened, and so on.
+    """
+    kept = dict(widths)
+    repeating, least = spare
+    _drop(kept, room, [column for column in (*repeating, *least) if column in empty])
+    _drop(kept, room, repeating)
+    _shorten(kept, room, max(room // 3, NARROWEST))
+    _drop(kept, room, least)
+    _shorten(kept, room, NARROWEST)
+    return kept
+
+
+def _excess(widths: Mapping[str, int], room: int) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1) - room
+
+
+def _drop(widths: dict[str, int], room: int, columns: Sequence[str]) -> None:
+    for column in columns:
+        if _excess(widths, room) > 0:
+            widths.pop(column, None)
+
+
+def _shorten(widths: dict[str, int], room: int, floor: int) -> None:
+    """Take from the widest column what is too much, but not below `floor`."""
+    for column in sorted(widths, key=lambda column: -widths[column]):
+        too_much = min(_excess(widths, room), widths[column] - floor)
+        if too_much > 0:
+            widths[column] -= too_much
+
+
+def _shortened(text: str, width: int) -> str:
+    """The text with its middle left out where it is too long: names differ at their ends."""
+    return text if len(text) <= width else f"{text[: (width - 1) // 2]}..{text[len(text) - (width - 2) // 2 :]}"
 
 
 def _cell(value: Any) -> str:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tracemalloc
@@ -96,6 +97,52 @@ def test_on_a_terminal_the_format_is_a_table():
     assert lines[0].split()[:5] == ["name", "aliases", "layer", "role", "dtype"]
     assert lines[1].startswith("model.fc1.bias ")
     assert err.startswith("population: ")
+
+
+def lines_on(columns, *arguments):
+    """What a table of that many columns' terminal shows; the terminal itself says how wide it is."""
+    line = shlex.join([*COMMAND, *map(str, arguments)])
+    _, out, _ = on_terminal(command=["sh", "-c", f"stty cols {columns} <&1; {line}"])
+    return out.replace(f"{ESCAPE}[1m", "").replace(f"{ESCAPE}[0m", "").splitlines()
+
+
+WIDE = [PRINTING["inspect"], ["inspect", CNN, "--stats"], PRINTING["dry run"], PRINTING["diff"], ["diff", MLP, CNN]]
+
+
+@pytest.mark.parametrize("arguments", WIDE)
+@pytest.mark.parametrize("columns", [80, 100, 132])
+def test_tables_fit_the_terminal(arguments, columns):
+    lines = lines_on(columns, *arguments)
+    numbers = 92 if "--stats" in arguments else 0  # which are never cut
+    assert max(map(len, lines)) <= max(columns, numbers)
+    whole = here(*arguments, "--format", "table")[1].splitlines()
+    assert len(lines) == len(whole)
+    header = lines[0].split()
+    assert header == [name for name in whole[0].split() if name in header]
+    assert header[0] in ("name", "tensor")
+
+
+def test_long_names_keep_their_ends_and_important_columns_stay(tmp_path):
+    name = "encoder." * 20 + "weight"
+    save_file({name: np.ones(3, np.float32)}, tmp_path / "a")
+    header, row = lines_on(80, "inspect", tmp_path / "a")
+    assert {"name", "role", "dtype", "shape", "storage"} <= set(header.split())
+    assert row.startswith("encoder.e")
+    assert row.split()[0].endswith("weight")
+    save_file({"other": np.ones(3, np.float32)}, tmp_path / "b")
+    assert [row.split()[-1] for row in lines_on(80, "diff", tmp_path / "a", tmp_path / "b")] == [
+        "kind", "only-in-a", "only-in-b"
+    ]  # fmt: skip
+
+
+def test_only_tables_on_a_terminal_are_cut(tmp_path):
+    name = "encoder." * 20 + "weight"
+    save_file({name: np.ones(3, np.float32)}, tmp_path / "a")
+    for style in ("json", "jsonl", "csv"):
+        assert name in on_terminal("inspect", tmp_path / "a", "--format", style, COLUMNS="80")[1]
+    assert name in here("inspect", tmp_path / "a", "--format", "table")[1]
+    assert name in on_terminal("inspect", tmp_path / "a")[1]  # one that doesn't say how wide it is
+    assert name not in on_terminal("inspect", tmp_path / "a", COLUMNS="80")[1]
 
 
 def test_the_terminal_is_that_of_stdout():
