@@ -30,13 +30,14 @@ class Flip:
         """The path of an altered copy, which bears the name of the source and lies in a folder of its own.
 
         checkpoint: a file or directory; it is not touched. options: those of flipper.faults.model.FaultModel.
-        Raises FlipperError, TypeError for an option that FaultModel doesn't have.
+        Raises FlipperError, also for an option that FaultModel doesn't have.
         """
         from flipper.checkpoints import open_checkpoint
         from flipper.faults.draw import draw
         from flipper.faults.model import FaultModel
         from flipper.injection.inject import inject
 
+        _check_names(options)
         model = FaultModel(**options)
         with open_checkpoint(checkpoint) as source:
             corrupted = self._place(source.path.resolve())
@@ -58,6 +59,22 @@ class Flip:
             folder = self._factory.mktemp("flip")
         folder.mkdir(exist_ok=True)
         return folder / source.name
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """Raise UsageError for an option that FaultModel doesn't have; the command line's --layer is `layers` here."""
+    from dataclasses import fields
+    from difflib import get_close_matches
+
+    from flipper.errors import UsageError
+    from flipper.faults.model import FaultModel
+
+    known = [field.name for field in fields(FaultModel)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ";"
+            raise UsageError(f"flip() has no option {name}{meant} It takes seed, {', '.join(known)}")
 
 
 @pytest.fixture

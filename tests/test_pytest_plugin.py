@@ -100,8 +100,11 @@ with pytest.raises(FlipperError, match="exactly one amount"):
     flip("model.safetensors", count=1, ber=0.5)
 with pytest.raises(FlipperError, match="does not exist"):
     flip("nothing.safetensors")
-with pytest.raises(TypeError):
-    flip("model.safetensors", bytes=3)
+with pytest.raises(FlipperError, match="no option nonsense; It takes seed, layers"):
+    flip("model.safetensors", nonsense=3)
+for wrong, right in (("layer", "layers"), ("dtype", "dtypes"), ("role", "roles"), ("weight", "weights"), ("bit", "bits")):
+    with pytest.raises(FlipperError, match=f"no option {wrong}; did you mean {right}[?]"):
+        flip("model.safetensors", **{wrong: "x"})
 """,
     )
 
