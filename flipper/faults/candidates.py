@@ -11,7 +11,7 @@ import numpy as np
 from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.elements import Int
-from flipper.faults.effects import Effect, strike
+from flipper.faults.effects import WRITE, Effect, strike
 from flipper.faults.guards import Guards, Passed
 from flipper.faults.philox import words_at
 from flipper.faults.population import Segment, Units
@@ -27,14 +27,11 @@ _SLOT_MASKS = np.array([(1 << max(slots - 1, 0).bit_length()) - 1 for slots in r
 """For each number of slots the mask of the bits that number them."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """The faults in one segment: flat indexes, masks and values."""
+Columns = tuple[Int, Bits, Bits]
+"""Flat indexes, masks and values of faults."""
 
-    segment: Segment
-    flat: Int
-    masks: Bits
-    values: Bits
+Part = tuple[Segment, slice]
+"""A segment, and which rows of the columns are the faults in it."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,25 @@ class Candidates:
     values: Stream
     slots_drawn: bool = False
 
-    def faults(self, units: Bits) -> Iterator[Part]:
-        """The faults of ascending units, segment by segment."""
+    def faults(self, units: Bits) -> tuple[Columns, tuple[Part, ...]]:
+        """The faults of ascending units, and which are in which segment."""
         words = self._words(units)
+        # In words of the elements' own width: ten million faults are large enough as they are.
+        word = f"u{max(segment.tensor.layout.itemsize for segment in self.units.segments) or 1}"
+        flat, masks, values = np.empty(len(units), np.int64), np.empty(len(units), word), np.zeros(len(units), word)
+        parts = []
         for index, rows, element, slot in self.units.split(units):
             segment = self.units.segments[index]
-            layout = segment.tensor.layout
-            flat = segment.flat(element)
+            flat[rows] = segment.flat(element)
             if self.slots_drawn:
-                slot = self._drawn_slots(segment, units[rows], flat)
-            masks = np.array(segment.masks, np.uint64)[slot]
-            before = self.checkpoint.read_bits(segment.tensor, flat) if self.effect.needs_values else words[rows]
-            values = self.effect.value(layout, masks, before, words[rows])
-            # In words of the elements' own width: ten million faults are large enough as they are.
-            yield Part(segment, flat, masks.astype(layout.word), values.astype(layout.word))
+                slot = self._drawn_slots(segment, units[rows], flat[rows])
+            masks[rows] = np.array(segment.masks, word)[slot]
+            if self.effect.op == WRITE:  # else all values are zero, and take no memory before they are written
+                tensor, random = segment.tensor, words[rows]
+                before = self.checkpoint.read_bits(tensor, flat[rows]) if self.effect.needs_values else random
+                values[rows] = self.effect.value(tensor.layout, masks[rows], before, random)
+            parts.append((segment, rows))
+        return (flat, masks, values), tuple(parts)
 
     def accept(self, units: Bits) -> Passed:
         """Which units pass the guards; reads the elements concerned and no others."""

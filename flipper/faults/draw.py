@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flipper.bits.layout import Bits
 from flipper.checkpoints import Checkpoint, open_checkpoint
-from flipper.checkpoints.elements import Int
 from flipper.errors import NothingEligible, UsageError
+from flipper.faults.candidates import Columns
 from flipper.faults.model import FaultModel
 from flipper.faults.plan import FaultPlan, Stratum, Target
 from flipper.faults.population import Population, populate
@@ -20,9 +19,6 @@ from flipper.faults.strata import Drawn, Strata
 from flipper.faults.stream import Stream
 
 DRAW = "flipper-draw/1"
-
-Columns = tuple[Int, Bits, Bits]
-"""Flat indexes, masks and values."""
 
 
 def new_seed() -> int:
@@ -53,9 +49,7 @@ def population_of(checkpoint: Checkpoint, model: FaultModel) -> Population:
     return populate(tensors, spec.positions)
 
 
-def draw(
-    checkpoint: Checkpoint | str | os.PathLike[str], model: FaultModel, seed: int | None = None
-) -> FaultPlan:
+def draw(checkpoint: Checkpoint | str | os.PathLike[str], model: FaultModel, seed: int | None = None) -> FaultPlan:
     """Draw the faults of a plan.
 
     checkpoint: an open one, or the path of one. seed: 0 <= seed < 2**64; None takes a new one, which the plan records.
@@ -89,15 +83,17 @@ def _plan(population: Population, model: FaultModel, seed: int, strata: Sequence
     """The plan of all strata, its rows by tensor, element and bit."""
     parts: dict[str, list[Columns]] = {}
     for stratum in strata:
-        for part in stratum.parts:
-            parts.setdefault(part.segment.tensor.name, []).append((part.flat, part.masks, part.values))
+        flat, masks, values = stratum.columns
+        for segment, rows in stratum.parts:
+            parts.setdefault(segment.tensor.name, []).append((flat[rows], masks[rows], values[rows]))
     struck = [segment.tensor for segment in population.segments if segment.tensor.name in parts]
-    ordered = [_by_bit(parts.pop(tensor.name)) for tensor in struck]
-    none = (np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.uint8))
-    flat, masks, values = (np.concatenate(columns) for columns in zip(none, *ordered, strict=True))
     numbers = np.arange(len(struck), dtype=np.min_scalar_type(len(struck)))
-    target = np.repeat(numbers, [len(columns[0]) for columns in ordered])
+    target = np.repeat(numbers, [sum(len(columns[0]) for columns in parts[tensor.name]) for tensor in struck])
     targets = tuple(Target(tensor.name, tensor.dtype, tensor.shape) for tensor in struck)
+    if len(strata) != 1:  # the faults of a single one are in order already
+        ordered = [_by_bit(parts.pop(tensor.name)) for tensor in struck]
+        none = (np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.uint8))
+        flat, masks, values = (np.concatenate(columns) for columns in zip(none, *ordered, strict=True))
     ops = np.full(len(flat), model.parsed_effect.op, np.uint8)
     records = tuple(_record(s) for s in strata)
     return FaultPlan(targets, target, flat, ops, masks, values, seed, model.spec(), population.record(), records)

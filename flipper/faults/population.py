@@ -150,10 +150,11 @@ class Units:
         ends = np.searchsorted(units, bounds).tolist()
         for index, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
             if first < last:
-                element, slot = np.divmod(
-                    units[first:last].astype(np.int64) - self._starts[index], self._per_element[index]
-                )
-                yield index, slice(first, last), element, slot
+                within = units[first:last].astype(np.int64)
+                within -= self._starts[index]
+                element = within // self._per_element[index]
+                within -= element * self._per_element[index]  # several times faster than divmod
+                yield index, slice(first, last), element, within
 
     def element_ids(self, units: Bits) -> Bits:
         """A number for each unit's element, the same for all its units and for no other; ascends with the units."""

@@ -40,27 +40,45 @@ def distinct(stream: Stream, size: int, n: int, *, keep_order: bool = False) -> 
 
 
 def _sorted_prefix(stream: Stream, size: int, n: int) -> U64:
-    drawn = np.empty(0, dtype=np.uint64)
-    while len(drawn) < n:
+    if n == 0:
+        return np.empty(0, dtype=np.uint64)
+    drawn = stream.below(size, n)
+    drawn.sort()
+    have = _pack(drawn)
+    further = drawn[:0]  # the few that later words add
+    while missing := n - have - len(further):
         # As many words as numbers missing: only if all of them are new is the set full, so the last word
         # read is always the one that filled it.
-        more = stream.below(size, n - len(drawn))
+        more = stream.below(size, missing)
         more.sort()
-        drawn = _merged(drawn, more) if len(drawn) else _without_repeats(more)
+        more = np.concatenate([further, more[~_among(more, drawn[:have])]])
+        more.sort(kind="stable")  # merges two ascending runs in one pass
+        further = more[: _pack(more)]
+    drawn[have:] = further
+    drawn.sort(kind="stable")
     return drawn
 
 
-def _merged(drawn: U64, more: U64) -> U64:
-    both = np.concatenate([drawn, more])
-    both.sort(kind="stable")  # merges two sorted runs in one pass
-    return _without_repeats(both)
-
-
-def _without_repeats(ascending: U64) -> U64:
+def _pack(ascending: U64) -> int:
+    """Move the distinct numbers to the front; returns how many there are."""
     # Not np.unique: it hashes integers since numpy 2.3, and takes half a minute for 10**7.
-    new = np.ones(len(ascending), dtype=np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
-    return ascending[new]
+    have = 0
+    for start in range(0, len(ascending), _BATCH):
+        block = ascending[start : start + _BATCH]
+        new = np.ones(len(block), dtype=np.bool_)
+        np.not_equal(block[1:], block[:-1], out=new[1:])
+        new[0] = have == 0 or block[0] != ascending[have - 1]
+        block = block[new]
+        ascending[have : have + len(block)] = block
+        have += len(block)
+    return have
+
+
+def _among(values: U64, ascending: U64) -> NDArray[np.bool_]:
+    """Which of the values are among the ascending ones, of which there are some; quick if the values ascend too."""
+    places = np.searchsorted(ascending, values)
+    found: NDArray[np.bool_] = ascending[np.minimum(places, len(ascending) - 1)] == values
+    return found
 
 
 def _complement(spared: U64, size: int) -> U64:
@@ -206,9 +224,7 @@ def _shortage(n: int, units: int, keys: int) -> str:
     return f"{asked}{where}; ask for fewer faults, or loosen the guards"
 
 
-def allocate(
-    stream: Stream, capacities: Sequence[int], n: int, weights: Sequence[Fraction | int] | None = None
-) -> U64:
+def allocate(stream: Stream, capacities: Sequence[int], n: int, weights: Sequence[Fraction | int] | None = None) -> U64:
     """How many of n faults each group gets, uint64[groups], when each picks a group with room by weight.
 
     capacities: the units of each group. weights: exact and >= 0 (UsageError), equal by default; only their

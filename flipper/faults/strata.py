@@ -12,7 +12,7 @@ import numpy as np
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.errors import NothingEligible, TooFewBits, UsageError
 from flipper.faults import counts, sampling
-from flipper.faults.candidates import Candidates, Part
+from flipper.faults.candidates import Candidates, Columns, Part
 from flipper.faults.fields import FieldUnits, one_an_element
 from flipper.faults.guards import Guards, Passed
 from flipper.faults.model import FIELDS, FaultModel
@@ -35,17 +35,18 @@ Group = tuple[str, tuple[Segment, ...]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A stratum with its faults, segment by segment; units, bits: how many of them it had."""
+    """A stratum with its faults, of which each part is a segment's; units, bits: how many of them it had."""
 
     name: str
     units: int
     bits: int
+    columns: Columns
     parts: tuple[Part, ...]
 
     @property
     def faults(self) -> int:
         """How many were drawn."""
-        return sum(len(part.flat) for part in self.parts)
+        return len(self.columns[0])
 
 
 class Strata:
@@ -293,4 +294,4 @@ def _faults(name: str, candidates: Candidates, chosen: U64) -> Drawn:
     if not np.all(chosen[1:] >= chosen[:-1]):
         chosen = np.sort(chosen)
     bits = sum(segment.bits for segment in units.segments)
-    return Drawn(name, units.size, bits, tuple(candidates.faults(chosen)))
+    return Drawn(name, units.size, bits, *candidates.faults(chosen))
