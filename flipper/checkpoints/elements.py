@@ -95,7 +95,8 @@ def _assemble(block: Bytes, starts: Int, layout: BitLayout, order: str) -> Bits:
     if layout.itemsize and not np.any(starts & (layout.itemsize - 1)):
         code = "<" if order == "little" else ">"
         words = block[: len(block) // layout.itemsize * layout.itemsize].view(f"{code}u{layout.itemsize}")
-        return words[starts >> (layout.itemsize.bit_length() - 1)]
+        found: Bits = words[starts >> (layout.itemsize.bit_length() - 1)]
+        return found
     span = _span(layout)
     bits = np.zeros(len(starts), np.uint64)
     for index in range(span):

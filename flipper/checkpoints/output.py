@@ -29,21 +29,29 @@ def atomic_output(
     _check_target(target, force, directory)
     temporary = target.parent / f".flipper-{os.urandom(6).hex()}.tmp"
     try:
-        _create(temporary, directory)
-        yield temporary
-        if sync:
-            _sync(temporary)
-        _check_target(target, force, directory)
-        _replace(temporary, target)
-        if sync:
-            _flush(target.parent)
+        with writing(target):
+            _create(temporary, directory)
+            yield temporary
+            if sync:
+                _sync(temporary)
+            _check_target(target, force, directory)
+            _replace(temporary, target)
+            if sync:
+                _flush(target.parent)
+    finally:
+        with suppress(OSError):
+            _remove(temporary)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError that names `target`, what the block writes."""
+    try:
+        yield
     except FlipperError:
         raise
     except OSError as error:
         raise OutputError(f"{target} can't be written: {_cause(error)}") from error
-    finally:
-        with suppress(OSError):
-            _remove(temporary)
 
 
 def _check_target(target: Path, force: bool, directory: bool) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Lock
 
 from flipper.errors import CheckpointError
+
+_OPENING = Lock()
+"""Held while a file is opened: two threads may read one source."""
 
 
 class Source:
@@ -75,8 +79,14 @@ class Source:
 
     def _opened(self) -> int:
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._open()
+        assert self._descriptor is not None
         return self._descriptor
+
+    def _open(self) -> None:
+        with _OPENING:
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         self.close()

@@ -99,6 +99,8 @@ def strike(before: Bits, op: Any, masks: Bits, values: Bits) -> Bits:
 
     op: FLIP or WRITE, one for all or one an element.
     """
-    if isinstance(op, int):
-        return before ^ masks if op == FLIP else (before & ~masks) | (values & masks)
-    return np.where(np.asarray(op) == FLIP, before ^ masks, (before & ~masks) | (values & masks))
+    ops = np.asarray(op)
+    if np.all(ops == FLIP):
+        return before ^ masks
+    written = (before & ~masks) | (values & masks)
+    return written if np.all(ops == WRITE) else np.where(ops == FLIP, before ^ masks, written)

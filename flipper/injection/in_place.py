@@ -20,6 +20,7 @@ from flipper.injection.recording import (
     free_place,
     manifest_of,
     next_manifest,
+    recorded_table,
     refuse_overlap,
     with_output,
 )
@@ -38,7 +39,8 @@ def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, fo
     refuse_overlap(checkpoint, place)
     _check_writable(checkpoint, changes)
     rewritten = _planned(checkpoint, changes, note.keep_checksums)
-    manifest = manifest_of(checkpoint, plan, changes, checkpoint.path, place, note, rewritten)
+    table = recorded_table(checkpoint, changes, checkpoint.path, place)
+    manifest = manifest_of(checkpoint, plan, table, checkpoint.path, note, rewritten)
     write_manifest(manifest, place, force, sync=True)
     try:
         for file in changes.struck_files:

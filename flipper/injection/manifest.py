@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flipper.checkpoints.output import atomic_output
+from flipper.checkpoints.output import atomic_output, writing
 from flipper.errors import FlipperError
 from flipper.injection.table import FaultTable, table_from_npz, table_from_rows
 from flipper.strict_json import text
@@ -111,33 +112,50 @@ def write_manifest(manifest: Manifest, path: Path, force: bool = False, sync: bo
 
     Raises OutputError when one of them exists (without `force`) or can't be written.
     """
-    document = manifest.document()
+    with manifest_output(path, len(manifest.table), force, sync) as files:
+        files.write(manifest, files.write_table(manifest.table))
+
+
+@dataclass(frozen=True)
+class ManifestFiles:
+    """The files of a manifest that is being written. place: where it will lie; text: its JSON; table: of a long one."""
+
+    place: Path
+    text: Path
+    table: Path | None
+
+    def write_table(self, table: FaultTable) -> Any:
+        """Write the table if it is long; returns what stands under "faults": its name and digest, else all rows."""
+        if self.table is None:
+            return list(table.rows())
+        name = table_file(self.place)
+        with writing(name):
+            table.write_npz(self.table)
+            return {"file": name.name, "count": len(table), "sha256": sha256_of(self.table)}
+
+    def write(self, manifest: Manifest, faults: Any) -> None:
+        """Write the JSON. faults: what write_table returned."""
+        document = _text(manifest.document() | {"faults": faults})
+        # A name that isn't Unicode holds lone surrogates, whose backslashed form JSON reads as the same.
+        self.text.write_text(document, "utf-8", "backslashreplace")
+
+
+@contextmanager
+def manifest_output(path: Path, rows: int, force: bool = False, sync: bool = False) -> Iterator[ManifestFiles]:
+    """Fresh files for a manifest of so many rows, which take their places at `path` when the block ends well.
+
+    The table takes its place first, so that no manifest ever stands without it. Errors as of atomic_output.
+    """
     former = _table_named_in(path) if force else None
-    with atomic_output(path, force, sync=sync) as temporary:
-        if len(manifest.table) <= INLINE:
-            document["faults"] = manifest.faults
-            _write_text(document, temporary)
+    with atomic_output(path, force, sync=sync) as text:
+        if rows <= INLINE:
+            yield ManifestFiles(path, text, None)
         else:
             former = None if former == table_file(path) else former
-            _write_with_table(manifest, document, temporary, path, force, sync)
+            with atomic_output(table_file(path), force, sync=sync) as table:
+                yield ManifestFiles(path, text, table)
     if former is not None:
         former.unlink(missing_ok=True)
-
-
-def _write_with_table(
-    manifest: Manifest, document: dict[str, Any], temporary: Path, path: Path, force: bool, sync: bool
-) -> None:
-    """Write both; the table takes its place first, so that no manifest ever stands without it."""
-    table_path = table_file(path)
-    with atomic_output(table_path, force, sync=sync) as table:
-        manifest.table.write_npz(table)
-        document["faults"] = {"file": table_path.name, "count": len(manifest.table), "sha256": sha256_of(table)}
-        _write_text(document, temporary)
-
-
-def _write_text(document: Mapping[str, Any], path: Path) -> None:
-    # A name that isn't Unicode holds lone surrogates, whose backslashed form JSON reads as the same.
-    path.write_text(_text(document), "utf-8", "backslashreplace")
 
 
 def remove_manifest(path: Path) -> None:

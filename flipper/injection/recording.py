@@ -106,23 +106,16 @@ def checksum_patches(checkpoint: Checkpoint, changes: Changes, file: str) -> Ite
 
 def recorded_table(checkpoint: Checkpoint, changes: Changes, output: Path, place: Path) -> FaultTable:
     """The struck elements as a manifest at `place` names them: files and offsets are those of `output`."""
-    table = table_of(changes.struck, [file or os.path.relpath(output, place.parent) for file in changes.files])
+    table = table_of(checkpoint, changes, [file or os.path.relpath(output, place.parent) for file in changes.files])
     if changes.edits and not checkpoint.rewrites_in_place:  # then entries move
         return replace(table, offset=np.full(len(table), -1, np.int64))
     return table
 
 
 def manifest_of(
-    checkpoint: Checkpoint,
-    plan: FaultPlan,
-    changes: Changes,
-    output: Path,
-    place: Path,
-    note: Record,
-    rewritten: Rewritten,
+    checkpoint: Checkpoint, plan: FaultPlan, table: FaultTable, output: Path, note: Record, rewritten: Rewritten
 ) -> Manifest:
-    """The manifest of changes in `output`, which will lie at `place`; sizes and digests of the output come later."""
-    table = recorded_table(checkpoint, changes, output, place)
+    """The manifest of the changes in `table`, made in `output`, whose size and digest come later."""
     digest = sha256_of(checkpoint.path) if note.digests else None
     return Manifest(
         source={

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 from flipper import bits
 from flipper.bits.layout import Bits
+from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.elements import Int
 from flipper.errors import FlipperError
-from flipper.faults.effects import FLIP, OPS
+from flipper.faults.effects import FLIP, OPS, strike
 from flipper.faults.plan import FaultPlan, Ops, Target, equal_fields
-from flipper.injection.changes import Struck
+from flipper.injection.changes import Changes
 
 COLUMNS = (
     "tensor", "aliases", "flat", "index", "dtype", "op", "mask", "value", "bits", "fields", "before", "after",
@@ -31,6 +32,9 @@ COLUMNS = (
 
 BATCH = 4096
 """Rows decoded together."""
+
+STORED = 1 << 17
+"""Rows stored or counted together: a megabyte at most, so that what is made of them stays in cache."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class StruckTensor:
 class FaultTable:
     """One row a struck element, by tensor and element.
 
-    tensors, files: what the columns `tensor` and `file` index. Columns as in Struck, all of one length.
+    tensors, files: what the columns `tensor` and `file` index. before, after: the whole elements. The other columns as
+    in Columns, all of one length.
     """
 
     tensors: tuple[StruckTensor, ...]
@@ -77,10 +82,10 @@ class FaultTable:
     def bits_changed(self) -> int:
         """Bits that are other than before."""
         total = 0
-        for first in range(0, len(self), BATCH):
-            part = slice(first, first + BATCH)
-            octets = np.ascontiguousarray(self.before[part] ^ self.after[part]).view(np.uint8)
-            total += int(_ONES[octets].sum())
+        for first in range(0, len(self), STORED):
+            part = slice(first, first + STORED)
+            octets = (self.before[part] ^ self.after[part]).view(np.uint8)
+            total += int(np.count_nonzero(np.unpackbits(octets).view(np.bool_)))
         return total
 
     @property
@@ -106,7 +111,7 @@ class FaultTable:
     def plan(self, **drawn: Any) -> FaultPlan:
         """The plan that strikes the same faults again."""
         targets = tuple(Target(tensor.name, tensor.dtype, tensor.shape) for tensor in self.tensors)
-        return FaultPlan(targets, self.tensor, self.flat, self.op, self.mask, self.value, **drawn)
+        return FaultPlan(targets, self.tensor, self.flat.astype(np.int64), self.op, self.mask, self.value, **drawn)
 
     def _decoded(self, column: Bits, part: slice) -> list[Any]:
         values: list[Any] = []
@@ -144,16 +149,18 @@ class FaultTable:
         }
 
     def write_npz(self, path: Path) -> None:
-        """Write the table as a .npz archive, the same bytes for the same rows."""
+        """Write the table as a .npz archive into an empty file, the same bytes for the same rows."""
         import zipfile
 
-        with zipfile.ZipFile(path, "w") as archive:  # np.savez can't: one column is called as its own parameter
+        # Opened without truncating: what was truncated ext4 writes to the disk at once when it is closed.
+        # Not by np.savez: one column is called as its own parameter.
+        with open(path, "r+b") as file, zipfile.ZipFile(file, "w") as archive:
             for name, column in self._stored().items():
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, column, allow_pickle=False)
+                    _write_column(entry, column)
 
     def _stored(self) -> dict[str, Any]:
-        """The arrays of the archive."""
+        """The columns of the archive."""
         texts = {
             "tensors": [tensor.name for tensor in self.tensors],
             "aliases": [json.dumps(tensor.aliases) for tensor in self.tensors],
@@ -162,7 +169,7 @@ class FaultTable:
             "files": self.files,
         }
         return {name: np.array(text, np.str_) for name, text in texts.items()} | {
-            name: _compact(getattr(self, name)) for name in _ARRAYS
+            name: getattr(self, name) for name in _ARRAYS
         }
 
 
@@ -174,22 +181,26 @@ def _marked(dtype: str, mask: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return positions, tuple(dict.fromkeys(layout.field_of(position) for position in reversed(positions)))
 
 
-_ONES = np.array([bin(octet).count("1") for octet in range(256)], np.uint8)
-"""Bits set in each byte."""
-
 _ARRAYS = {
     "tensor": np.int64, "flat": np.int64, "op": np.uint8, "mask": np.uint64, "value": np.uint64, "before": np.uint64,
     "after": np.uint64, "file": np.int64, "offset": np.int64,
 }  # fmt: skip
 
 
-def table_of(struck: Sequence[Struck], files: Sequence[str]) -> FaultTable:
-    """The table of what changes_of found; `files` as the manifest shall name them, in the order of Changes.files."""
+def table_of(checkpoint: Checkpoint, changes: Changes, files: Sequence[str]) -> FaultTable:
+    """The table of what changes_of found, with the struck elements as `checkpoint` has them.
+
+    files: as the manifest shall name them, in the order of Changes.files.
+    """
+    struck, columns = changes.struck, changes.columns
     tensors = tuple(StruckTensor(s.tensor.name, s.tensor.dtype, s.tensor.shape, s.tensor.aliases) for s in struck)
-    numbers = np.repeat(np.arange(len(struck), dtype=np.min_scalar_type(len(struck))), [len(s.flat) for s in struck])
-    columns = {name: _concatenated([getattr(s, name) for s in struck], kind) for name, kind in _ARRAYS.items()
-               if name != "tensor"}  # fmt: skip
-    return FaultTable(tensors, tuple(files), numbers, **columns)
+    numbers = np.repeat(np.arange(len(struck), dtype=np.min_scalar_type(len(struck))), [len(s.narrow) for s in struck])
+    before, after = np.empty_like(columns.mask), np.empty_like(columns.mask)
+    for one in struck:
+        rows = one.rows
+        before[rows] = checkpoint.read_bits(one.tensor, one.flat) if one.before is None else one.before
+        after[rows] = strike(before[rows], columns.op[rows], columns.mask[rows], columns.value[rows])
+    return FaultTable(tensors, tuple(files), numbers, before=before, after=after, **vars(columns))
 
 
 def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> FaultTable:
@@ -250,12 +261,13 @@ def _checked(table: FaultTable) -> FaultTable:
     return table
 
 
-def _concatenated(arrays: list[Any], kind: Any) -> Any:
-    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
-
-
-def _compact(column: Any) -> Any:
-    """The column in the narrowest unsigned type that holds it, if none of it is negative."""
-    if len(column) == 0 or column.min() < 0:
-        return column
-    return column.astype(np.min_scalar_type(int(column.max())), copy=False)
+def _write_column(file: IO[bytes], column: Any) -> None:
+    """Write a column as .npy; numbers in the narrowest unsigned type that holds them, if none is negative."""
+    kind = column.dtype
+    if kind.kind in "iu" and len(column) and column.min() >= 0:
+        kind = np.min_scalar_type(int(column.max()))
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": column.shape}
+    )
+    for first in range(0, len(column), STORED):
+        file.write(column[first : first + STORED].astype(kind, copy=False).data)

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from flipper.errors import MismatchError, OutputError, UsageError
 from flipper.injection import in_place, patching
 from flipper.injection import inject as inject_module
 from flipper.injection.inject import inject
+from flipper.injection.manifest import ManifestFiles, manifest_output
 from flipper.injection.recording import Record
 from flipper.injection.undo import undo
 
@@ -249,12 +252,13 @@ def test_a_failure_after_the_manifest_was_written_removes_it(
     """Somebody takes the output's name meanwhile."""
     out = tmp_path / "out"
 
-    def late(*arguments: object) -> None:
-        write(*arguments)
+    @contextmanager
+    def late(*arguments: Any) -> Iterator[ManifestFiles]:
+        with manifest_output(*arguments) as files:
+            yield files
         out.write_text("theirs")
 
-    write = inject_module.write_manifest
-    monkeypatch.setattr(inject_module, "write_manifest", late)
+    monkeypatch.setattr(inject_module, "manifest_output", late)
     with pytest.raises(OutputError, match="exists"):
         inject(source, out, drawn(source, count=14_000))
     assert names_in(tmp_path) == ["out", "source"]
