@@ -135,17 +135,21 @@ class BoxReader:
     def replaced(self, number: int, whole: Bytes, region: Bytes) -> Bytes:
         """A whole chunk with the part inside the array replaced by `region`."""
         changed = whole.copy()
-        self._inside(number, changed)[...] = region.reshape(self._inside(number, changed).shape)
+        inside = self._inside(number, changed)
+        inside[...] = self._elements(region).reshape(inside.shape)
         return changed
 
     def clipped(self, number: int, whole: Bytes) -> Bytes:
         """The part inside the array of a whole chunk."""
-        return np.ascontiguousarray(self._inside(number, whole)).reshape(-1)
+        return np.ascontiguousarray(self._inside(number, whole)).reshape(-1).view(np.uint8)
 
-    def _inside(self, number: int, whole: Bytes) -> Bytes:
+    def _inside(self, number: int, whole: Bytes) -> Any:
         extent = self.grid.extent(self.grid.origin(number))
-        cells = whole.reshape(*self.grid.chunk, self.datatype.get_size())
-        return cells[tuple(slice(count) for count in extent)]
+        return self._elements(whole).reshape(self.grid.chunk)[tuple(slice(count) for count in extent)]
+
+    def _elements(self, data: Bytes) -> Any:
+        """Bytes as an array of elements of no kind; an axis more for their bytes could be more than numpy has."""
+        return data.view(f"V{self.datatype.get_size()}")
 
     def _spaces(self, origin: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, Any]:
         """Memory space and file space of a part of the array."""
