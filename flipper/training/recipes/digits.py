@@ -1,4 +1,4 @@
-"""Two small networks for scikit-learn's handwritten digits (1797 images of 8x8, ten classes)."""
+"""Three small networks for scikit-learn's handwritten digits (1797 images of 8x8, ten classes)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -60,6 +60,35 @@ def cnn() -> nn.Sequential:
     )
 
 
+class Cast(nn.Module):
+    """Its input in another dtype; gradients come back in the input's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+
+def mixed() -> nn.Sequential:
+    """64-64-64-32-10 with ReLU, the two middle layers in bfloat16; 10,730 parameters."""
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64, 64),
+            relu1=nn.ReLU(),
+            down=Cast(torch.bfloat16),
+            fc2=nn.Linear(64, 64, dtype=torch.bfloat16),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(64, 32, dtype=torch.bfloat16),
+            relu3=nn.ReLU(),
+            up=Cast(torch.float32),
+            fc4=nn.Linear(32, 10),
+        )
+    )
+
+
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD with momentum 0.9."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -77,4 +106,8 @@ MLP = Recipe(
 CNN = Recipe(
     "digits-cnn", cnn, digits, nn.functional.cross_entropy, accuracy, adam, 64,
     cuts=("conv2", "flatten"), tensor_plan={"fc": RowwiseParallel(input_layouts=Replicate())},
+)  # fmt: skip
+BF16 = Recipe(
+    "digits-bf16", mixed, digits, nn.functional.cross_entropy, accuracy, adam, 64,
+    cuts=("fc2", "fc3", "fc4"), tensor_plan={"fc2": ColwiseParallel(), "fc3": RowwiseParallel()},
 )  # fmt: skip

@@ -22,3 +22,12 @@ def cosine(steps: int, warm_up: int = 0) -> Callable[[Optimizer], LambdaLR]:
         return (1 + math.cos(math.pi * share)) / 2
 
     return lambda optimizer: LambdaLR(optimizer, factor)
+
+
+def tenth_at(*steps: int) -> Callable[[Optimizer], LambdaLR]:
+    """A tenth of what it was from each of these steps on."""
+
+    def factor(step: int) -> float:
+        return float(0.1 ** sum(step >= each for each in steps))
+
+    return lambda optimizer: LambdaLR(optimizer, factor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,7 +13,7 @@ from flipper.training.recipes.recipe import Recipe
 
 def first_losses(recipe: Recipe, steps: int, folder: Path | None = None) -> list[float]:
     """The losses of the first steps, on samples in an order drawn once for all."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), one_thread():
         torch.manual_seed(0)
         model = recipe.model()
         data = recipe.data(folder)
@@ -29,6 +31,17 @@ def first_losses(recipe: Recipe, steps: int, folder: Path | None = None) -> list
                 schedule.step()
             losses.append(loss.item())
     return losses
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tests run beside each other: more threads than cores make small sums slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def parameter_count(recipe: Recipe) -> int:
