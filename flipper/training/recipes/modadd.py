@@ -112,6 +112,7 @@ def transformer(prime: int, width: int) -> nn.Sequential:
     )
 
 
+# Where a pipeline may cut: before each child but the first.
 CUTS: Final = ("block1", "block2", "head")
 
 
