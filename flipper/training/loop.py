@@ -8,6 +8,7 @@ import hashlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,9 @@ from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
 from flipper.training.spec import ALWAYS, TrainSpec, checkpoint_path
 from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradients, strike_state
+
+EVALUATED: Final = 2048
+"""Test samples that go through the model together: activations of a large set would take gigabytes."""
 
 
 def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
@@ -50,6 +54,10 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     recipe = recipes.get(spec.recipe)
     data = recipe.data(spec.data_dir)
     batches = len(data.train_targets) // recipe.batch_size
+    if not batches:
+        raise UsageError(
+            f"{recipe.name} trains on {recipe.batch_size} samples a step; its data has {len(data.train_targets)}"
+        )
     total = spec.steps if spec.steps is not None else (recipe.epochs if spec.epochs is None else spec.epochs) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
     model = recipe.model()
@@ -208,10 +216,16 @@ class Run:
         prefix = "model."
         self.whole.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
         self.whole.eval()
+        loss, accuracy, samples = 0.0, 0.0, len(self.data.test_targets)
+        parts = zip(
+            torch.split(self.data.test_features, EVALUATED), torch.split(self.data.test_targets, EVALUATED), strict=True
+        )
         with torch.no_grad():
-            output = self.whole(self.data.test_features)
-            loss = self.recipe.loss(output, self.data.test_targets).item()
-            return loss, self.recipe.accuracy(output, self.data.test_targets).item()
+            for features, targets in parts:
+                output, share = self.whole(features), len(targets) / samples
+                loss += self.recipe.loss(output, targets).item() * share
+                accuracy += self.recipe.accuracy(output, targets).item() * share
+        return loss, accuracy
 
     def save(self) -> None:
         """Write this step's checkpoint, on rank 0."""
