@@ -33,6 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with the samples, shared by all blocks in their order."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "sample_checkpoints", folder / "sample_checkpoints")
+    for name, content in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL):
+        (folder / name).write_text(content)
     return folder
 
 

@@ -29,9 +29,10 @@ class Sizes:
     faults: int = 10_000_000
     medium_faults: int = 1_000_000
     rounds: int = 5
+    state: int = 500
 
 
-QUICK = Sizes(large=128, small=8, datasets=10, tensors=2000, faults=600_000, medium_faults=100_000, rounds=2)
+QUICK = Sizes(large=128, small=8, datasets=10, tensors=2000, faults=600_000, medium_faults=100_000, rounds=2, state=50)
 
 
 @contextmanager
@@ -201,9 +202,18 @@ def peers(folder: Path, sizes: Sizes) -> None:
     show([Row("one flip in a live network, 47 MB, CPU", own, "PyTorchFI 0.6.0", theirs, None)])
 
 
+def train(folder: Path, sizes: Sizes) -> None:
+    """Training: a step's time, the pool, and a large state taken up again."""
+    import training
+
+    training.steps(folder, min(sizes.rounds, 3), 60 * sizes.rounds)
+    training.trials(folder, sizes.rounds)
+    training.resume(folder, sizes.rounds, sizes.state)
+
+
 PARTS: dict[str, Callable[[Path, Sizes], None]] = {
     "start": start, "inspect": inspect, "tensors": tensors, "copies": copies, "reflink": reflink,
-    "in-place": in_place, "datasets": datasets, "many": many,
+    "in-place": in_place, "datasets": datasets, "many": many, "train": train,
 }  # fmt: skip
 
 

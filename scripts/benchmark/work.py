@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -249,6 +250,111 @@ def live(site: str, path: str, rounds: str) -> list[float]:
     with open_checkpoint(path) as checkpoint:
         own = _cpu(lambda number: strike(network.state_dict(), draw(checkpoint, FaultModel(), number)), int(rounds))
     return [own, _cpu(theirs, int(rounds))]
+
+
+def steps(recipe: str, layout: str, allreduce: str, count: str) -> float:
+    """Seconds from one step's record to the next's, in the middle of a run of flipper."""
+    from statistics import median
+
+    from flipper.training.layouts import Parallel
+    from flipper.training.run import train
+    from flipper.training.spec import Event, TrainSpec
+
+    times: list[float] = []
+
+    def hear(event: Event) -> None:
+        if event["event"] == "step":
+            times.append(perf_counter())
+
+    train(TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1, allreduce=allreduce), hear)
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    return median(gaps[len(gaps) // 4 :])
+
+
+def pool(jobs: str, steps: str) -> float:
+    """Seconds a trial of two ranks, many being run by a pool that is warm."""
+    from flipper.training.layouts import Parallel
+    from flipper.training.pool import Pool
+    from flipper.training.run import train
+    from flipper.training.spec import TrainSpec
+
+    spec = TrainSpec("digits-cnn", Parallel.parse("ddp:2"), steps=int(steps), seed=1)
+    with Pool(2) as running:
+        running.submit_ranks(2, train, spec).result()
+        start = perf_counter()
+        waiting = [running.submit_ranks(2, train, spec) for _ in range(int(jobs))]
+        assert len({future.result().state_digest for future in waiting}) == 1
+        return (perf_counter() - start) / int(jobs)
+
+
+def _wide(megabytes: str) -> Any:
+    """A model and its Adam, of so many MB in all: parameters and two moments."""
+    import torch
+
+    rows = (int(megabytes) << 20) // (3 * 4 * COUNT * WIDTH)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, rows, bias=False) for _ in range(COUNT)))
+    return model, torch.optim.Adam(model.parameters())
+
+
+def make_state(ours: str, theirs: str, megabytes: str) -> None:
+    """The same state as flipper's canonical one, and as state_dicts by torch.save."""
+    import torch
+
+    from flipper.training import saving
+
+    model, optimizer = _wide(megabytes)
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(1.0), "exp_avg": torch.randn_like(parameter), "exp_avg_sq": torch.rand_like(parameter)
+        }  # fmt: skip
+        state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    saving.save(state, Path(ours), "pytorch")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, theirs)
+
+
+def resume(path: str, megabytes: str) -> tuple[float, float]:
+    """Seconds to take a canonical state up, and MB of memory of its own that it added."""
+    import torch.distributed as dist
+
+    from flipper.training import canonical, saving
+    from flipper.training.launch import Place
+    from flipper.training.layouts import Parallel
+    from flipper.training.parallel import Layout, grid
+    from flipper.training.parallel.whole import Whole
+    from flipper.training.recipes.recipe import Recipe
+
+    model, optimizer = _wide(megabytes)
+    recipe = Recipe("wide", lambda: model, None, None, None, lambda _: optimizer, 1)  # type: ignore[arg-type]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    place = grid.Grid.of(Parallel(), Place(0, 1, "cpu", "", 60.0, 0, 1), next(model.parameters()).device)
+    layout = Layout(place, recipe, Whole(recipe, model, lambda module: module))
+    before, start = _own_memory(), perf_counter()
+    state = saving.load(Path(path))
+    canonical.check(state, model, "wide")
+    layout.load(state)
+    return perf_counter() - start, _own_memory() - before
+
+
+def load_state(path: str, megabytes: str) -> tuple[float, float]:
+    """The same with torch alone, with the optimizer's tensors copied, whose pages would be read at the first step."""
+    import torch
+
+    model, optimizer = _wide(megabytes)
+    before, start = _own_memory(), perf_counter()
+    state = torch.load(path, mmap=True, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for held in optimizer.state.values():
+        held.update({key: tensor.clone() for key, tensor in held.items()})
+    return perf_counter() - start, _own_memory() - before
+
+
+def _own_memory() -> float:
+    """The peak of this process's memory in MB; mapped files are the system's and don't count."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["RssAnon"].split()[0]) / 1024
 
 
 def _flipped(weight: Any, place: Any) -> Any:

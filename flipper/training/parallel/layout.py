@@ -161,7 +161,7 @@ class Layout:
                 continue
             parameter = parameters[owner]
             if value.shape == parameter.shape and key != "step":
-                held = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False)
+                held = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
                 shard = shard_of(held, self.grid)
                 shard.tensor.copy_(value[shard.box])
             else:
