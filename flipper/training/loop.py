@@ -75,6 +75,7 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
         )
     sample = data.train_features[: recipe.batch_size]
     layout = parallel.set_up(spec.parallel, recipe, place, sample, spec.allreduce == "native")
+    _refuse_nondeterminism(recipe)
     layout.load(state)
     if spec.seed not in (None, progress.seed):  # a resumed run with other data order and dropout
         progress = replace(progress, seed=spec.seed or 0)
@@ -85,6 +86,18 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
         raise UsageError(f"--at {spec.at}: this run can be struck after the steps {progress.step} to {total - 1}")
     detectors = Detectors((*ALWAYS, *spec.detect), layout)
     return Run(spec, place, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
+
+
+def _refuse_nondeterminism(recipe: Recipe) -> None:
+    """Raise UsageError when a recipe has changed what makes runs repeat to the bit; flipper set it before."""
+    wrong = {
+        f"torch.set_num_threads({torch.get_num_threads()})": torch.get_num_threads() != 1,
+        "torch.use_deterministic_algorithms(False)": not torch.are_deterministic_algorithms_enabled(),
+        "warn_only=True": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "torch.backends.cudnn.benchmark = True": torch.backends.cudnn.benchmark,
+    }
+    if found := [setting for setting, holds in wrong.items() if holds]:
+        raise UsageError(f"{recipe.name} sets {found[0]}: runs would not repeat to the bit; leave it out of the recipe")
 
 
 @dataclass
