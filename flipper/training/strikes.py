@@ -52,7 +52,7 @@ def strike_state(layout: Layout, faults: LiveFaults, reach: Reach) -> Struck:
     if layout.schedule is not None:
         held = schedules.to_state(layout.schedule)
         live |= {name: replace(shard_of(tensor, layout.grid), copied_over=_ALL) for name, tensor in held.items()}
-    plan = _shared(layout.grid, lambda: _planned(faults, layout.gather()), faults.plan)
+    plan = _plan(faults, layout.gather, layout.grid)
     struck = _strike(live, plan, reach, faults.seed, layout.grid)
     if layout.schedule is not None and held is not None:
         schedules.restore(layout.schedule, held)
@@ -61,7 +61,7 @@ def strike_state(layout: Layout, faults: LiveFaults, reach: Reach) -> Struck:
 
 def strike_gradients(layout: Layout, gradients: Mapping[str, Shard], faults: LiveFaults, reach: Reach) -> Struck:
     """Strike the summed gradients, named `gradient.<parameter>`, before the optimizer uses them; a collective."""
-    plan = _shared(layout.grid, lambda: _planned(faults, layout.whole(gradients)), faults.plan)
+    plan = _plan(faults, lambda: layout.whole(gradients), layout.grid)
     return _strike(dict(gradients), plan, reach, faults.seed, layout.grid)
 
 
@@ -75,24 +75,22 @@ class LocalGradientStrike:
         if layout.grid.parallel.data == "fsdp":
             raise UsageError("local gradients lie in FSDP's own buffers under fsdp; strike the summed ones (gradient)")
         self._grid = layout.grid
-        self._reach = reach
-        self._faults = faults
-        self._parameters = dict(layout.module.named_parameters())
+        parameters = dict(layout.module.named_parameters())
         zeros = {
             f"gradient.{name}": replace(shard, tensor=torch.zeros_like(shard.tensor))
-            for name, parameter in self._parameters.items()
+            for name, parameter in parameters.items()
             for shard in [shard_of(parameter, layout.grid)]
         }
         if (model := faults.model) is not None and (
             model.finite or model.direction or model.max_abs is not None or model.effect.startswith("scale")
         ):
             raise UsageError("local gradients are struck as they appear: no finite, max_abs, direction or scale there")
-        self._plan = _shared(layout.grid, lambda: _planned(faults, layout.whole(zeros)), faults.plan)
-        self._chosen = _chosen(zeros, self._plan, reach, faults.seed, layout.grid)
-        self.struck = _count(self._plan, self._chosen, layout.grid)
+        plan = _plan(faults, lambda: layout.whole(zeros), layout.grid)
+        chosen = _chosen(zeros, plan, reach, faults.seed, layout.grid)
+        self.struck = _count(plan, chosen, layout.grid)
         self._handles = []
-        for name, part in self._chosen.items():
-            parameter = self._parameters[name.removeprefix("gradient.")]
+        for name, part in chosen.items():
+            parameter = parameters[name.removeprefix("gradient.")]
             self._handles.append(parameter.register_hook(self._hook(name, part)))  # type: ignore[no-untyped-call]
 
     def disarm(self) -> None:
@@ -116,8 +114,28 @@ class LocalGradientStrike:
 _ALL = frozenset(("data", "model"))
 
 
-def _planned(faults: LiveFaults, state: State) -> FaultPlan:
-    """The plan, drawn as from a checkpoint of this state."""
+def _plan(faults: LiveFaults, gather: Callable[[], State], grid: Grid) -> FaultPlan:
+    """The plan on every rank: the one that is known, or what rank 0 draws as from a checkpoint of what is gathered.
+
+    So are the errors of drawing.
+    """
+    if faults.plan is not None:
+        return faults.plan
+    state = gather()  # a collective
+    outcome: list[FaultPlan | FlipperError | None] = [None]
+    if grid.rank == 0:
+        try:
+            outcome = [_drawn(faults, state)]
+        except FlipperError as error:
+            outcome = [error]
+    if grid.world > 1:
+        dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], FlipperError):
+        raise outcome[0]
+    return cast(FaultPlan, outcome[0])
+
+
+def _drawn(faults: LiveFaults, state: State) -> FaultPlan:
     assert faults.model is not None
     tensors = {
         name: TensorData.from_bytes(dtype_name(tensor), tuple(tensor.shape), tensor_bytes(tensor))
@@ -127,25 +145,6 @@ def _planned(faults: LiveFaults, state: State) -> FaultPlan:
         path = Path(folder, "state.safetensors")
         writers.write(Contents(nest(state), tensors), path, "safetensors")
         return draw(path, faults.model, faults.seed)
-
-
-def _shared(grid: Grid, make: Callable[[], FaultPlan], known: FaultPlan | None) -> FaultPlan:
-    """The plan on every rank: the one that is known, or what rank 0 makes; so are its errors.
-
-    `make` gathers, so every rank calls it, and only rank 0 has something to draw from.
-    """
-    if known is not None:
-        return known
-    outcome: list[FaultPlan | FlipperError | None] = [None]
-    try:
-        outcome = [make()]
-    except FlipperError as error:
-        outcome = [error]
-    if grid.world > 1:
-        dist.broadcast_object_list(outcome, src=0)
-    if isinstance(outcome[0], FlipperError):
-        raise outcome[0]
-    return cast(FaultPlan, outcome[0])
 
 
 def _strike(live: Mapping[str, Shard], plan: FaultPlan, reach: Reach, seed: int, grid: Grid) -> Struck:
