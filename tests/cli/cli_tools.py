@@ -20,7 +20,10 @@ SAMPLES = ROOT / "sample_checkpoints"
 CNN = SAMPLES / "digits-cnn.pt"
 MLP = SAMPLES / "digits-mlp.pt"
 
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")} | {
+SIZED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+"""What would speak over the terminal's own properties; pytest's workers inherit some of it."""
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in SIZED} | {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
     "TERM": "xterm-256color",
