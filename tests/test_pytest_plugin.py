@@ -102,9 +102,9 @@ with pytest.raises(FlipperError, match="does not exist"):
     flip("nothing.safetensors")
 with pytest.raises(FlipperError, match="no option nonsense; It takes seed, layers"):
     flip("model.safetensors", nonsense=3)
-for wrong, right in (("layer", "layers"), ("dtype", "dtypes"), ("role", "roles"), ("weight", "weights"), ("bit", "bits")):
-    with pytest.raises(FlipperError, match=f"no option {wrong}; did you mean {right}[?]"):
-        flip("model.safetensors", **{wrong: "x"})
+for name in ("layers", "dtypes", "roles", "weights", "bits"):
+    with pytest.raises(FlipperError, match=f"no option {name[:-1]}; did you mean {name}[?]"):
+        flip("model.safetensors", **{name[:-1]: "x"})
 """,
     )
 

@@ -106,10 +106,25 @@ def _tensor_v3(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
 
 
 def _parameter(args: tuple[Any, ...], budget: Budget) -> Any:
-    if type(args[0]) is StoredTensor:
-        args[0].parameter = True
-        args[0].frozen = len(args) > 1 and args[1] is False
-    return args[0]
+    if type(args[0]) is not StoredTensor:
+        return args[0]
+    args[0].parameter = True
+    args[0].frozen = len(args) > 1 and args[1] is False
+    return _with_attributes(args[0], args[3] if len(args) > 3 else None, budget)
+
+
+def _with_attributes(tensor: StoredTensor, state: Any, budget: Budget) -> Any:
+    """The tensor, and those among its attributes."""
+    found = _tensors_in(state, budget)
+    return Parts("torch.Tensor", {"": tensor, **found}) if found else tensor
+
+
+def _tensors_in(state: Any, budget: Budget) -> dict[str, Any]:
+    """The attributes in a state that are tensors."""
+    attributes = Object("", state=state).attributes()
+    budget.spend(len(attributes))
+    tensors = (StoredTensor, Parts)
+    return {key: part for key, part in attributes.items() if type(key) is str and key and type(part) in tensors}
 
 
 def _quantized(args: tuple[Any, ...], budget: Budget) -> Any:
@@ -136,6 +151,11 @@ def _nested(args: tuple[Any, ...], budget: Budget) -> Parts:
     return Parts("torch.nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)))
 
 
+def _jagged(args: tuple[Any, ...], budget: Budget) -> Parts:
+    (keywords,) = args
+    return Parts("torch.nested", _tensors_in(keywords, budget))
+
+
 def _meta(args: tuple[Any, ...], budget: Budget) -> StoredTensor:
     dtype, shape, strides, *_grad = args
     reason = "a meta tensor has no bytes"
@@ -153,11 +173,11 @@ def _subclass(args: tuple[Any, ...], budget: Budget) -> Any:
     if type(function) is Global and BY_GLOBAL.get(function) is _subclass:
         raise ValueError("a subclass rebuilt as a subclass")  # nested without end, it would exhaust our own stack
     inner = build(function, inner_args, budget)
-    if type(inner) is not StoredTensor or inner.storage is not None:
+    if type(inner) is not StoredTensor:
         return inner
-    attributes = Object("", state=state).attributes()
-    budget.spend(len(attributes))
-    found = {key: part for key, part in attributes.items() if type(key) is str and type(part) in (StoredTensor, Parts)}
+    if inner.storage is not None:
+        return _with_attributes(inner, state, budget)
+    found = _tensors_in(state, budget)
     if list(found) == ["_local_tensor"]:
         return found["_local_tensor"]
     return Parts(kind.qualified if type(kind) is Global else "", found) if found else inner
@@ -270,6 +290,7 @@ _BUILDERS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "torch._utils._rebuild_sparse_tensor": _sparse,
     "torch._utils._rebuild_sparse_csr_tensor": _sparse,
     "torch._utils._rebuild_nested_tensor": _nested,
+    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
     "torch._utils._rebuild_meta_tensor_no_storage": _meta,
     "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "torch._utils._rebuild_device_tensor_from_numpy": _first,

@@ -15,6 +15,8 @@ _MARKERS = frozenset({
 _HARMLESS = frozenset({
     "argparse.Namespace", "types.SimpleNamespace", "numpy.dtype", "numpy.ndarray", "torch.device", "torch.Tensor",
     "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct", "collections.deque",
+    "numpy._core.numeric._frombuffer", "numpy.core.numeric._frombuffer", "torch._dynamo.decorators._DimRange",
+    "torch.nested._internal.nested_tensor.NestedTensor",
     "torch.serialization._get_layout",
     "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int", "builtins.float", "builtins.str",
     "builtins.bool", "builtins.object", "builtins.slice", "builtins.range", "__builtin__.object", "__builtin__.list",

@@ -100,18 +100,21 @@ class PickledTree:
 
     def _object(self, value: Object, name: str) -> Tree:
         if value.name.endswith("multiarray._reconstruct"):
-            return self._array(value, name)
+            return self._array(value.state[1:3] if type(value.state) is tuple else (), name)
+        if value.name.endswith("numeric._frombuffer"):
+            return self._array(value.args[2:0:-1], name)
         attributes = value.attributes()
         if all(type(attributes.get(part)) is dict for part in _MODULE_PARTS):
             return self._module(attributes, name)
         if value.name in _NAMESPACES or value.name.startswith("__torch__."):
             return self._mapping(attributes, name)
-        before = len(self.tensors)
+        found: list[Tree] = []
         for content in (attributes or value.state, value.mapping, value.items, value.args):
+            before = len(self.tensors)
             grown = self._grow(content, name) if content else None
             if len(self.tensors) > before:
-                return grown
-        return Opaque(value.name)
+                found.append(grown)
+        return _together(found) if found else Opaque(value.name)
 
     def _module(self, attributes: dict[Any, Any], name: str) -> dict[Any, Tree]:
         """What its state dict would hold, and other tensors that it holds as plain attributes.
@@ -135,18 +138,31 @@ class PickledTree:
                     grown[key] = tree
         return grown
 
-    def _array(self, value: Object, name: str) -> Leaf:
-        """A numpy array: its numbers are part of the stream."""
-        state = value.state
+    def _array(self, described: tuple[Any, ...], name: str) -> Leaf:
+        """A numpy array: its numbers are part of the stream. described: its shape and dtype, if it has them."""
         shape: tuple[int, ...] = ()
         dtype = "numpy"
-        if type(state) is tuple and len(state) >= 3:
-            if type(state[1]) is tuple and all(type(item) is int and 0 <= item < 1 << 31 for item in state[1]):
-                shape = state[1][:64]
-            if type(state[2]) is Object and state[2].args and type(state[2].args[0]) is str:
-                dtype = f"numpy {state[2].args[0][:20]}"
+        if len(described) == 2:
+            lengths, kind = described
+            if type(lengths) is tuple and all(type(item) is int and 0 <= item < 1 << 31 for item in lengths):
+                shape = lengths
+            if type(kind) is Object and kind.args and type(kind.args[0]) is str:
+                dtype = f"numpy {kind.args[0][:20]}"
         reason = "a numpy array: its numbers are literals of the pickle stream"
         return self._leaf(StoredTensor(None, dtype, 0, shape[:8], (0,) * len(shape[:8]), reason=reason), name)
+
+
+def _together(trees: list[Tree]) -> Tree:
+    """What is in an object: its attributes, and what it holds as a dict or list; one alone is the object."""
+    if len(trees) == 1:
+        return trees[0]
+    whole: dict[Any, Tree] = {}
+    for tree in trees:
+        if isinstance(tree, list | tuple):
+            whole.update(enumerate(tree))
+        else:
+            whole.update(tree if isinstance(tree, dict) else {"": tree})
+    return whole
 
 
 def join(name: str, key: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flipper import bits
+from flipper.checkpoints.builders import DIMENSIONS
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.structure import decode
@@ -17,6 +18,9 @@ from flipper.checkpoints.tensor import Extent, Tensor
 from flipper.checkpoints.ties import settle
 from flipper.checkpoints.tree import Tree
 from flipper.errors import CheckpointError
+
+_SPACES = b" \t\r\n"
+"""What may stand around JSON."""
 
 HEADER_LIMIT = 100_000_000
 """Bytes; the library's own limit."""
@@ -39,7 +43,7 @@ def sniff(source: Source) -> bool:
     if len(head) < 10:
         return False
     (length,) = struct.unpack("<Q", head[:8])
-    return length <= HEADER_LIMIT and head[8:].lstrip(b" ")[:1] in (b"{", b"")
+    return length <= HEADER_LIMIT and head[8:].lstrip(_SPACES)[:1] in (b"{", b"")
 
 
 class SafetensorsFile(Checkpoint):
@@ -105,20 +109,24 @@ def _unique(source: Source, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(source: Source, metadata: object) -> dict[str, str]:
+    if metadata is None:  # as if it weren't there
+        return {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _broken(source, "__metadata__ must map strings to strings")
     return metadata
 
 
 def _tensor(source: Source, name: str, entry: object, data_start: int) -> Tensor:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _broken(source, f"{name!r} needs dtype, shape and data_offsets, nothing else")
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise _broken(source, f"{name!r} needs dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
         raise _broken(source, f"{name!r} has the unknown dtype {entry['dtype']!r}")
     shape, span = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or not _naturals(span) or len(span) != 2 or span[0] > span[1]:
         raise _broken(source, f"{name!r} needs a shape and two ascending offsets of natural numbers")
+    if len(shape) > DIMENSIONS:
+        raise _broken(source, f"{name!r} has {len(shape)} axes; the limit is {DIMENSIONS}")
     layout = bits.layout(dtype)
     needed, odd = divmod(math.prod(shape) * layout.width * layout.components, 8)
     if odd or needed != span[1] - span[0]:

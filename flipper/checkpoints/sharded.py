@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from flipper.checkpoints.ties import settle
 from flipper.checkpoints.tree import Tree
 from flipper.errors import CheckpointError
 
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+INDEX = re.compile(r".+\.(safetensors|bin)\.index(\.\w+)?\.json")
+"""Names of indexes: model.safetensors.index.json, diffusion_pytorch_model.safetensors.index.fp16.json, ..."""
+
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".keras")
 """Of files in a directory without an index that are tried as its only checkpoint."""
@@ -78,7 +81,7 @@ class ShardedDirectory(Checkpoint):
 
 
 def _indexes(folder: Path) -> list[str]:
-    return [name for name in INDEXES if (folder / name).is_file()]
+    return sorted(file.name for file in folder.iterdir() if INDEX.fullmatch(file.name) and file.is_file())
 
 
 def _candidates(folder: Path) -> list[str]:

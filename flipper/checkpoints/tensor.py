@@ -80,7 +80,10 @@ class Extent:
         steps = flat
         if self.strides:
             steps = np.zeros(len(flat), np.int64)
-            for index, stride in zip(np.unravel_index(flat, dims), self.strides, strict=True):
+            # Axes of length 1 can have any stride and be any number; numpy unravels 32 of them, or 64.
+            axes = [(size, stride) for size, stride in zip(dims, self.strides, strict=True) if size != 1]
+            indexes = np.unravel_index(flat, [size for size, _ in axes]) if axes else ()
+            for index, (_, stride) in zip(indexes, axes, strict=True):
                 steps += index * stride
         if layout.packed:
             bit = steps * layout.width

@@ -213,6 +213,78 @@ def test_numpy_scalars_are_scalars_and_arrays_are_listed_as_unsupported(tmp_path
     assert "literals" in array.place.reason
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_numpy_arrays_are_listed_whatever_the_protocol(tmp_path, protocol):
+    path = tmp_path / "model.pt"
+    torch.save({"a": np.arange(6.0).reshape(2, 3), "w": torch.ones(1)}, path, pickle_protocol=protocol)
+    checkpoint = open_checkpoint(path)
+    array = checkpoint.tensor("a")
+    assert (array.supported, array.dtype, array.shape) == (False, "numpy f8", (2, 3))
+    assert checkpoint.notes == ()
+
+
+class Described(dict):
+    """A dict with attributes, one of them a tensor."""
+
+    def __init__(self) -> None:
+        self.mean = torch.full((2,), 9.0)
+
+
+class Listed(list):
+    """A list that can have attributes."""
+
+
+def test_objects_list_their_attributes_and_what_they_contain(tmp_path, kind):
+    described, listed = Described(), Listed([torch.ones(2), torch.zeros(1)])
+    described["w"] = torch.arange(3.0)
+    listed.scale = torch.full((3,), 2.0)
+    path = made(tmp_path, {"d": described, "l": listed}, kind)
+    expected = {
+        "d.mean": described.mean, "d.w": described["w"], "l.0": listed[0], "l.1": listed[1], "l.scale": listed.scale,
+    }  # fmt: skip
+    assert_same_bits(path, expected)
+    tree = open_checkpoint(path).tree()
+    assert tree["d"] == {"mean": Leaf("d.mean"), "w": Leaf("d.w")}
+    assert tree["l"] == {"scale": Leaf("l.scale"), 0: Leaf("l.0"), 1: Leaf("l.1")}
+
+
+def test_tensors_that_are_attributes_of_tensors_are_listed(tmp_path, kind):
+    parameter, plain, tagged = torch.nn.Parameter(torch.ones(2)), torch.zeros(3), torch.ones(4).as_subclass(Tagged)
+    for number, tensor in enumerate((parameter, plain, tagged)):
+        tensor.scale = torch.full((2,), float(number))
+        tensor.note = "text"
+    path = made(tmp_path, {"p": parameter, "t": plain, "s": tagged}, kind)
+    assert torch.load(path, weights_only=False)["t"].scale.tolist() == [1.0, 1.0]
+    expected = {"p": parameter, "p.scale": parameter.scale, "t": plain, "t.scale": plain.scale,
+                "s": tagged.as_subclass(torch.Tensor), "s.scale": tagged.scale}  # fmt: skip
+    assert_same_bits(path, expected)
+
+
+def test_jagged_tensors_read_as_their_parts(tmp_path):
+    rows = [torch.ones(2), torch.arange(3.0)]
+    path = made(tmp_path, {"j": torch.nested.nested_tensor(rows, layout=torch.jagged)})
+    assert_same_bits(path, {"j.values": torch.cat(rows), "j.offsets": torch.tensor([0, 2, 5])})
+    assert open_checkpoint(path).notes == ()
+
+
+@pytest.mark.parametrize("axes", [33, 64])
+def test_views_of_many_axes_are_read_and_struck(tmp_path, axes):
+    """numpy counts up to 32 or 64 of them; those of length 1 don't matter."""
+    whole = torch.arange(12.0).reshape(3, 4).t().reshape([4] + [1] * (axes - 2) + [3])
+    pairs = torch.ones([1] * (axes - 1) + [2], dtype=torch.complex64).transpose(0, axes - 1)
+    path = made(tmp_path, {"w": whole, "c": pairs})
+    assert_same_bits(path, {"w": whole, "c": pairs})
+    before = flat_names(torch.load(path))
+    strike(path, "w", [5], [1 << 30])
+    assert_only_struck(path, before, "w", [5], [1 << 30])
+
+
+def test_a_stride_that_no_index_uses_can_be_any(tmp_path):
+    """One that doubled, as for complex numbers, has more than 63 bits."""
+    path = made(tmp_path, {"c": torch.ones(1, 2, dtype=torch.complex64).as_strided((1, 2), ((1 << 62) + 1, 1))})
+    assert_same_bits(path, {"c": torch.ones(1, 2, dtype=torch.complex64)})
+
+
 def test_quantised_and_sparse_tensors_read(tmp_path, kind):
     torch.manual_seed(0)
     dense = torch.randn(3, 4)

@@ -167,7 +167,8 @@ def test_a_damaged_checkpoint_is_one_line_with_a_reason(
 def test_a_checkpoint_of_another_recipe_is_refused_with_what_is_missing_and_unexpected(
     run: dict[str, TrainResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(MismatchError, match=r"digits-mlp: missing: model\.fc1\.bias, .*; unexpected: model\.bn1\.bias, .* and \d+ more"):
+    named = r"digits-mlp: missing: model\.fc1\.bias, .*; unexpected: model\.bn1\.bias, .* and \d+ more"
+    with pytest.raises(MismatchError, match=named):
         train(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), steps=30, resume=saved(run, "pytorch")))
     for name, array, message in [
         ("model.fc.bias", numpy.zeros(11, "f4"), r"model\.fc\.bias is float32\[11\], not float32\[10\]"),
