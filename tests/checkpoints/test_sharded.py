@@ -53,6 +53,18 @@ def test_the_tensors_of_all_shards_are_one_checkpoint(tmp_path, kind):
     assert checkpoint.tensor("b.weight").place.file.endswith(f"-00002-of-00002.{kind}")
 
 
+@pytest.mark.parametrize(
+    "name", ["diffusion_pytorch_model.safetensors.index.json", "model.safetensors.index.fp16.json"]
+)
+def test_an_index_may_have_any_name_that_says_so(tmp_path, name):
+    """Libraries have names of their own, and some say the variant."""
+    sharded(tmp_path, "safetensors")
+    (tmp_path / "model.safetensors.index.json").rename(tmp_path / name)
+    checkpoint = open_checkpoint(tmp_path)
+    assert len(checkpoint.sources) == 2
+    assert_state(checkpoint)
+
+
 def test_a_strike_changes_one_shard_and_its_checksums(tmp_path):
     folder = sharded(tmp_path, "bin")
     checkpoint = open_checkpoint(folder)
