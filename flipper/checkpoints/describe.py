@@ -22,7 +22,7 @@ def describe(checkpoint: Checkpoint, tensor: Tensor, statistics: bool = False) -
         "shape": list(tensor.shape),
         "elements": tensor.elements,
         "bytes": tensor.nbytes,
-        "file": place.file or checkpoint.path.name,
+        "file": place.file or (None if checkpoint.is_directory else checkpoint.path.name),
         "offset": place.offset,
         "storage": place.storage,
         "reason": place.reason,

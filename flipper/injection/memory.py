@@ -51,12 +51,20 @@ def _find(
     if name is None:
         raise UsageError(f"there is no live tensor {target.name}; there are {', '.join(list(tensors)[:5])}, ...")
     tensor = tensors[name]
+    if not _is_tensor(tensor):
+        raise UsageError(f"{name} is of type {type(tensor).__name__} here; the plan strikes a torch tensor")
     dtype, shape = _described(tensor)
     if target.dtype is not None and target.dtype != dtype:
         raise MismatchError(f"{name} is {dtype} here and {target.dtype} in the plan")
     if target.shape is not None and target.shape != shape:
         raise MismatchError(f"{name} has the shape {list(shape)} here and {list(target.shape)} in the plan")
     return name, tensor
+
+
+def _is_tensor(value: object) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
 
 
 def _described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from torch_makers import bits_of
 
 from flipper.checkpoints import open_checkpoint
 from flipper.checkpoints.convert import convert
+from flipper.checkpoints.describe import describe
 from flipper.faults.draw import draw
 from flipper.faults.model import FaultModel
 from flipper.injection.diff import Unmatched, differences
@@ -130,3 +131,11 @@ def test_a_sharded_checkpoint_converts_to_one_file(folder, tmp_path):
     assert torch.equal(whole["model"]["0.weight"], expected["model.0.weight"])
     assert torch.equal(whole["optim"]["state"]["2.weight"]["exp_avg"], expected["optim.state.2.weight.exp_avg"])
     assert whole["step"] == 1
+
+
+def test_a_row_names_the_one_file_that_holds_its_tensor_and_none_where_there_are_several(folder):
+    with open_checkpoint(folder / "placements") as checkpoint:
+        rows = {tensor.name: describe(checkpoint, tensor) for tensor in checkpoint.tensors}
+    assert (rows["rows"]["file"], rows["rows"]["offset"], rows["rows"]["storage"]) == (None, None, "sharded")
+    data = (folder / "placements" / rows["whole"]["file"]).read_bytes()
+    assert data[rows["whole"]["offset"] :].startswith(np.arange(4, dtype="<f4").tobytes())

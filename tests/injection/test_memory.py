@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,15 @@ def test_a_module_is_refused_with_what_to_give_instead() -> None:
 
     with pytest.raises(UsageError, match="state_dict"):
         flipper.strike(torch.nn.Linear(2, 2), plan_of([Target("weight")], [(0, 0, 0, 1, 0)]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [3, np.ones(2, np.float32), "text"])
+def test_a_value_that_is_no_tensor_is_refused_where_it_would_be_struck(value: object) -> None:
+    live: dict[str, Any] = {"a": torch.ones(2), "b": torch.ones(2)}
+    plan = listed("a", (0, "flip", 1, 0))
+    flipper.strike({**live, "b": value}, plan)
+    with pytest.raises(UsageError, match=f"a is of type {type(value).__name__} here"):
+        flipper.strike({**live, "a": value}, plan)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_struck() -> None:
