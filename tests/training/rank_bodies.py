@@ -1,4 +1,4 @@
-"""What test_launch.py has ranks do; a module of its own, since ranks import it by name."""
+"""What the tests have ranks do; a module of its own, since ranks import it by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from flipper.errors import CheckpointError
 from flipper.training.launch import Emit, Place
+from flipper.training.spec import Parallel, TrainSpec
 
 
 def report(place: Place, emit: Emit) -> None:
@@ -71,3 +73,25 @@ def _wait_for_others() -> None:
     import torch.distributed as dist
 
     dist.all_reduce(torch.zeros(1))
+
+
+def train_each(specs: tuple[TrainSpec, ...], place: Place, emit: Emit) -> None:
+    """Several runs, one after the other; every event tells by `run` whose it is."""
+    from flipper.training.loop import train_rank
+
+    for number, spec in enumerate(specs):
+        train_rank(spec, place, lambda event, run=number: emit({**event, "run": run}))
+
+
+def load_each(recipe: str, parallel: Parallel, files: tuple[Path, ...], place: Place, emit: Emit) -> None:
+    """Load one checkpoint after the other into one layout; tell the digest of what is gathered from it."""
+    from flipper.training import canonical, recipes, saving
+    from flipper.training.parallel import set_up
+
+    found = recipes.get(recipe)
+    layout = set_up(parallel, found, place, found.data(None).train_features[: found.batch_size])
+    for file in files:
+        layout.load(saving.load(file))
+        state = layout.gather()
+        if place.rank == 0:
+            emit({"event": "loaded", "digest": canonical.digest(state)})

@@ -1,4 +1,4 @@
-"""Resuming is exact: stopped, saved, and gone on with in fresh processes, a run ends in the very same state."""
+"""The control: what it compares, and what it says when runs differ. That it holds: test_layouts.py."""
 
 from __future__ import annotations
 
@@ -7,38 +7,22 @@ import struct
 from pathlib import Path
 
 import pytest
+from series import spec
 
+from flipper.errors import UsageError
 from flipper.training import control as control_module
 from flipper.training.control import control
 from flipper.training.run import TrainResult, train
-from flipper.training.spec import SUFFIXES, Parallel, TrainSpec
+from flipper.training.spec import TrainSpec
 
 
-def spec(layout: str, checkpoint_format: str = "safetensors", recipe: str = "digits-cnn", steps: int = 6) -> TrainSpec:
-    return TrainSpec(
-        recipe, Parallel.parse(layout), steps=steps, seed=3, checkpoint_format=checkpoint_format, timeout=60
-    )
-
-
-@pytest.mark.parametrize("checkpoint_format", SUFFIXES)
-@pytest.mark.parametrize("layout", ["single", "ddp:2", "pipeline:2"])
-def test_a_resumed_run_equals_the_uninterrupted_one(layout: str, checkpoint_format: str) -> None:
-    """BatchNorm, dropout and Adam's state included: the recipe has all three."""
-    verdict = control(spec(layout, checkpoint_format))
-    assert verdict.first_difference is None
-    assert verdict.resumed.first_step == 3
-    assert verdict.resumed.state_digest == verdict.uninterrupted.state_digest
-    assert verdict.resumed.resume_digest == verdict.uninterrupted.resume_digest
-
-
-@pytest.mark.parametrize(("layout", "recipe"), [("ddp:3", "digits-cnn"), ("pipeline:3", "digits-mlp")])
-def test_more_ranks_resume_exactly_too(layout: str, recipe: str) -> None:
-    """Three ranks are where sums that depend on DDP's buckets would differ; their shares of a batch are unequal."""
-    assert control(spec(layout, recipe=recipe)).first_difference is None
+@pytest.mark.parametrize(("layout", "recipe"), [("pipeline:3", "digits-mlp"), ("single", "mnist5k-cnn")])
+def test_more_stages_and_a_schedule_resume_exactly_too(layout: str, recipe: str) -> None:
+    assert control(spec(recipe, layout, steps=4)).first_difference is None
 
 
 def test_resuming_across_the_end_of_an_epoch_is_exact() -> None:
-    assert control(spec("ddp:2", recipe="digits-mlp", steps=50)).first_difference is None
+    assert control(spec("digits-mlp", "ddp:2", steps=50)).first_difference is None
 
 
 def test_the_control_names_the_first_tensor_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +35,15 @@ def test_the_control_names_the_first_tensor_that_differs(monkeypatch: pytest.Mon
         return result
 
     monkeypatch.setattr(control_module, "train", train_and_strike)
-    verdict = control(spec("single"))
+    verdict = control(spec("digits-cnn", steps=6))
     assert verdict.first_difference is not None
     assert verdict.first_difference.startswith("model.")
     assert verdict.record()["identical"] is False
+
+
+def test_a_control_keeps_no_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--control keeps no checkpoints: leave out --save$"):
+        control(spec("digits-mlp", steps=2, save=tmp_path))
 
 
 def flip_one_bit(path: Path, name: str) -> None:

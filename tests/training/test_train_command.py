@@ -132,3 +132,13 @@ def test_list_names_the_recipes_and_the_command_does_without_torch() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == list(BUILT_IN)
+
+
+def test_the_backends_own_sum_warns_where_resuming_is_not_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("digits-mlp", "--steps", 1, "--seed", 1, "--allreduce", "native", "--parallel")
+    assert run(capsys, *arguments, "hooks:2")[2] == ""
+    code, out, err = run(capsys, *arguments, "hooks:3")
+    assert (code, strict(out)["steps"]) == (0, 1)
+    assert err == (
+        "warning: with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets\n"
+    )
