@@ -21,6 +21,14 @@ _OPTIONS: Final = {
 }  # fmt: skip
 """Options whose values FaultModel calls by the plural."""
 
+_KINDS: Final = {
+    **dict.fromkeys(("layers", "exclude", "roles", "dtypes"), "a text or a list of texts"),
+    **dict.fromkeys(("weights", "field_weights"), "a table of numbers"),
+    "effect": "a text",
+    "finite": "true or false",
+}
+"""What TOML may hold under an option that FaultModel takes at its word."""
+
 
 @dataclass(frozen=True)
 class LiveFaults:
@@ -43,7 +51,10 @@ def read_faults(path: Path) -> LiveFaults:
         return LiveFaults(manifest.table.plan(), None, manifest.seed or 0)
     try:
         table = _toml(text)
-        return faults_of(table.get("faults", table))
+        faults = table.get("faults", table)
+        if not isinstance(faults, dict):
+            raise UsageError("faults is no table of options")
+        return faults_of(faults)
     except FlipperError as error:
         raise UsageError(f"--inject: {path}: {error}") from error
 
@@ -65,10 +76,22 @@ def faults_of(table: Mapping[str, Any]) -> LiveFaults:
         raise UsageError(f"no option {unknown[0]!r}; known: seed, target, {options}")
     if isinstance(given.get("field_weights"), str):
         given["field_weights"] = dict(part.strip().rsplit("=", 1) for part in _parts(given["field_weights"]))
-    try:
-        return LiveFaults(None, FaultModel(**given), seed, target)
-    except TypeError as error:
-        raise UsageError(f"a value is of the wrong kind: {error}") from error
+    for key, value in given.items():
+        if key in _KINDS and not _is_kind(_KINDS[key], value):
+            shown = next((name for name, field in _OPTIONS.items() if field == key), key)
+            raise UsageError(f"{shown} must be {_KINDS[key]}, not {value!r}")
+    return LiveFaults(None, FaultModel(**given), seed, target)
+
+
+def _is_kind(kind: str, value: Any) -> bool:
+    match kind:
+        case "a text":
+            return isinstance(value, str)
+        case "true or false":
+            return isinstance(value, bool)
+        case "a table of numbers":
+            return isinstance(value, Mapping)
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value))
 
 
 def _parts(text: str) -> list[str]:

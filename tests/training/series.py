@@ -1,4 +1,4 @@
-"""Runs of several specs, one after the other on the same ranks: cheaper than fresh ranks, and none may leave a trace."""
+"""Runs of several specs, one after the other on the same ranks: cheaper than fresh ones, and none may leave a trace."""
 
 from __future__ import annotations
 
