@@ -95,3 +95,96 @@ def load_each(recipe: str, parallel: Parallel, files: tuple[Path, ...], place: P
         state = layout.gather()
         if place.rank == 0:
             emit({"event": "loaded", "digest": canonical.digest(state)})
+
+
+def compare_with_full_tensors(recipe: str, parallel: Parallel, place: Place, emit: Emit) -> None:
+    """After one step, hold every shard against DTensor.full_tensor(), and what is gathered, too.
+
+    Tells the box of each shard, and which tensors differ.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from flipper.training import recipes
+    from flipper.training.parallel import set_up
+
+    found = recipes.get(recipe)
+    data = found.data(None)
+    torch.manual_seed(1)
+    layout = set_up(parallel, found, place, data.train_features[: found.batch_size])
+    layout.load({f"model.{name}": tensor for name, tensor in found.model().state_dict().items()})
+    layout.step(data.train_features[: found.batch_size], data.train_targets[: found.batch_size])
+    named = (*layout.module.named_parameters(), *layout.module.named_buffers())
+    tensors = {f"model.{name}": tensor.detach() for name, tensor in named}
+    for name, parameter in layout.module.named_parameters():
+        for key, value in layout.optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    full = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in tensors.items()}
+    shards = layout.live()
+    wrong = [
+        name
+        for name, whole in full.items()
+        if shards[name].shape != tuple(whole.shape) or not torch.equal(shards[name].tensor, whole[shards[name].box])
+    ]
+    gathered = layout.gather()
+    wrong += [name for name, each in gathered.items() if name in full and not torch.equal(each, full[name])]
+    missing = sorted(full.keys() ^ gathered.keys()) if place.rank == 0 else []
+    boxes = {name: [(each.start, each.stop) for each in shards[name].box] for name in full}
+    split = [
+        name for name, each in tensors.items() if isinstance(each, DTensor) and each.to_local().shape != each.shape
+    ]
+    emit({"event": "compared", "rank": place.rank, "wrong": wrong, "missing": missing, "boxes": boxes, "split": split,
+          "shapes": {name: tuple(each.shape) for name, each in full.items()}})  # fmt: skip
+
+
+def gather_what_was_loaded(recipe: str, parallel: Parallel, file: Path, place: Place, emit: Emit) -> None:
+    """Save what a layout gathers after it has loaded a file, beside it, by safetensors itself."""
+    from safetensors.torch import save_file
+
+    from flipper.training import recipes, saving
+    from flipper.training.parallel import set_up
+
+    found = recipes.get(recipe)
+    layout = set_up(parallel, found, place, found.data(None).train_features[: found.batch_size])
+    layout.load(saving.load(file))
+    state = layout.gather()
+    if place.rank == 0:
+        save_file(state, file.with_name("gathered.safetensors"))
+
+
+def memory_of_loading(recipe: str, parallel: Parallel, file: Path, place: Place, emit: Emit) -> None:
+    """By how many bytes a rank's own memory grows at most while its part of a checkpoint is loaded.
+
+    Pages of the mapped file aren't its own: the system drops them when it likes.
+    """
+    import threading
+
+    import torch
+
+    from flipper.training import recipes, saving
+    from flipper.training.parallel import set_up
+
+    layout = set_up(parallel, recipes.get(recipe), place, torch.zeros(4, 4096))
+    before, peak, done = own_memory(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.0005):
+            peak = max(peak, own_memory())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    layout.load(saving.load(file))
+    done.set()
+    watcher.join()
+    emit(
+        {"event": "memory", "rank": place.rank, "peak": max(peak, own_memory()) - before, "now": own_memory() - before}
+    )
+
+
+def own_memory() -> int:
+    """This process's anonymous memory in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("RssAnon")
