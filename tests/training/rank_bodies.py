@@ -188,3 +188,24 @@ def own_memory() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise LookupError("RssAnon")
+
+
+def compare_changed_replicas(parallel: Parallel, changes: dict[int, float], place: Place, emit: Emit) -> None:
+    """Set the first element of fc3.bias on some ranks; tell every rank's parameters and what comparing them says."""
+    import torch
+
+    from flipper.training import recipes
+    from flipper.training.parallel import set_up
+    from flipper.training.replicas import compare_replicas
+
+    found = recipes.get("digits-mlp")
+    torch.manual_seed(1)
+    layout = set_up(parallel, found, place, found.data(None).train_features[: found.batch_size])
+    layout.load({f"model.{name}": tensor for name, tensor in found.model().state_dict().items()})
+    held = dict(layout.module.named_parameters())
+    if place.rank in changes:
+        held["fc3.bias"].detach()[0] = changes[place.rank]
+    seen = compare_replicas(layout)
+    values = {name: each.detach().flatten().tolist() for name, each in held.items()}
+    emit({"event": "compared", "rank": place.rank, "values": values,
+          "seen": (seen.equal, seen.max_abs_difference, seen.rank)})  # fmt: skip
