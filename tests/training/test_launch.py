@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import rank_bodies
+from processes import alive, wait_until
 
 from flipper.errors import CheckpointError, TrainingError
 from flipper.training.launch import Body, run_ranks
@@ -106,16 +107,4 @@ def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
         assert all(map(alive, pids))
         launcher.send_signal(signal.SIGKILL)
         assert launcher.stdout.read() == b""  # until the fork server, too, has ended
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, pids))
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has reaped yet does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+    assert wait_until(lambda: not any(map(alive, pids)))
