@@ -43,6 +43,11 @@ def atomic_output(
             _remove(temporary)
 
 
+def unfinished(folder: Path) -> set[Path]:
+    """What atomic outputs are about to become in this folder, or were when their process was killed."""
+    return set(folder.glob(f".flipper-{'[0-9a-f]' * 12}.tmp"))
+
+
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
     """Turn an OSError of the block into an OutputError that names `target`, what the block writes."""

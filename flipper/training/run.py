@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from flipper.checkpoints.output import unfinished
 from flipper.errors import UsageError
 from flipper.training import launch
 from flipper.training.launch import Emit, Place
@@ -107,10 +110,24 @@ def train(
             )
         launch.run_here(body, place, follow)
         return result
-    launch.run_ranks(
-        body, spec.parallel.ranks, follow, device=spec.device, timeout=spec.timeout, limit=limit, verbose=verbose
-    )
+    with _nothing_unfinished(spec.save):
+        launch.run_ranks(
+            body, spec.parallel.ranks, follow, device=spec.device, timeout=spec.timeout, limit=limit, verbose=verbose
+        )
     return result
+
+
+@contextmanager
+def _nothing_unfinished(folder: Path | None) -> Iterator[None]:
+    """When the run fails, remove what its ranks, which are killed then, were writing to the --save folder."""
+    before = set() if folder is None else unfinished(folder)
+    try:
+        yield
+    except BaseException:
+        for partial in set() if folder is None else unfinished(folder) - before:
+            with suppress(OSError):
+                partial.unlink()
+        raise
 
 
 def _train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:

@@ -42,7 +42,7 @@ def spec(recipe: str, layout: str = "single", **options: object) -> TrainSpec:
     """A spec by the layout's name; seed 3 where nothing is resumed."""
     if "resume" not in options:
         options.setdefault("seed", 3)
-    return TrainSpec(recipe, Parallel.parse(layout), timeout=60, **options)  # type: ignore[arg-type]
+    return TrainSpec(recipe, Parallel.parse(layout), **{"timeout": 60, **options})  # type: ignore[arg-type]
 
 
 def train_all(specs: Sequence[TrainSpec]) -> list[Run]:
