@@ -33,6 +33,8 @@ Emit = Callable[[Event], None]
 # How long the other ranks may take to fail, too, once one has: the root cause may be reported second.
 GRACE_SECONDS: Final = 2.0
 
+# A socket's path has 103 bytes at most (macOS), of which multiprocessing adds 33 to the folder's.
+LONGEST_FOLDER: Final = 70
 
 # Ranks are started by one thread at a time: see _main_left_out.
 _STARTING: Final = threading.Lock()
@@ -105,7 +107,7 @@ def run_ranks(
                 name=f"flipper-rank-{rank}",
                 daemon=False,
             )
-            with _STARTING, _main_left_out(body):
+            with _STARTING, _main_left_out(body), _sockets_in_a_short_path():
                 process.start()
             theirs.close()
             processes.append(process)
@@ -134,6 +136,18 @@ def _main_left_out(body: Body) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _sockets_in_a_short_path() -> Iterator[None]:
+    """Have multiprocessing put its sockets into /tmp where TMPDIR, as batch systems set it, is too long for them."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = usual
 
 
 def _log(folder: str, rank: int) -> str:

@@ -92,6 +92,21 @@ def test_a_script_needs_no_guard_and_may_come_from_stdin() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+def test_the_folder_for_temporary_files_may_have_a_long_name(tmp_path: Path) -> None:
+    """Longer than a socket's path can be; what is put there is removed, but for the cache that torch makes."""
+    folder = tmp_path / ("long" * 50)
+    folder.mkdir()
+    code = (
+        "from flipper.training.run import train\n"
+        "from flipper.training.spec import TrainSpec\n"
+        "print(train(TrainSpec('digits-mlp', steps=1, seed=1)).steps)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    assert [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     """Nobody tells the ranks: they notice by themselves."""
     code = (
