@@ -50,15 +50,15 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
         folder = tmp_path_factory.mktemp(layout.replace(":", ""))
         clean, *live = train_all(
             [
-                spec("digits-cnn", layout, steps=4, save=folder, save_every=2),
-                *(spec("digits-cnn", layout, steps=4, inject=faults_of(each), at=2) for each in TABLES.values()),
+                spec("digits-cnn", layout, steps=3, save=folder, save_every=1),
+                *(spec("digits-cnn", layout, steps=3, inject=faults_of(each), at=1) for each in TABLES.values()),
             ]
         )
-        files = [altered(folder / "step-000002.safetensors", table, folder) for table in TABLES.values()]
+        files = [altered(folder / "step-000001.safetensors", table, folder) for table in TABLES.values()]
         others = train_all(
             [
-                *(spec("digits-cnn", layout, steps=4, inject=manifest(file), at=2) for file in files),
-                *(spec("digits-cnn", layout, steps=4, resume=file) for file in files),
+                *(spec("digits-cnn", layout, steps=3, inject=manifest(file), at=1) for file in files),
+                *(spec("digits-cnn", layout, steps=3, resume=file) for file in files),
             ]
         )
         triples = zip(live, others[:3], others[3:], strict=True)
@@ -76,7 +76,7 @@ def test_a_strike_on_all_copies_equals_the_run_resumed_from_the_altered_file(
     table, recorded, resumed = compared(layout)[what]
     assert table.digests == resumed.digests
     assert recorded.digests == resumed.digests
-    assert table.losses[2:] == resumed.losses
+    assert table.losses[1:] == resumed.losses
     assert (table.loss, table.accuracy) == (resumed.loss, resumed.accuracy)
     assert table.state_digest != compared(layout)["clean"][0].state_digest
     assert table.loss is not None
@@ -89,8 +89,8 @@ def test_the_event_of_a_strike_counts_every_copy(
     compared: Callable[[str], dict[str, list[Run]]], layout: str, what: str
 ) -> None:
     (struck,) = compared(layout)[what][0].of("struck")
-    assert compared(layout)[what][0].struck_step == 2
-    assert {key: struck[key] for key in ("step", "reach", "faults")} == {"step": 2, "reach": "all", "faults": 3}
+    assert compared(layout)[what][0].struck_step == 1
+    assert {key: struck[key] for key in ("step", "reach", "faults")} == {"step": 1, "reach": "all", "faults": 3}
     assert struck["elements"] == 3 * copies(layout, what)
     assert list(struck["ranks"]) == sorted(set(struck["ranks"]))
 
@@ -106,7 +106,7 @@ def copies(layout: str, what: str) -> int:
     return data * model
 
 
-@pytest.mark.parametrize("layout", ["single", "ddp:2", "fsdp:2"])
+@pytest.mark.parametrize("layout", ["single", "fsdp:2"])
 def test_a_strike_on_the_schedule_equals_the_altered_file_and_changes_the_learning_rate(
     tmp_path: Path, layout: str
 ) -> None:
