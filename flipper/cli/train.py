@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -69,6 +68,7 @@ def command(
     Example: resume on two ranks, data-parallel
       flipper train digits-cnn --resume sample_checkpoints/digits-cnn.pt --epochs 4 --parallel ddp:2
     """
+    from flipper.training.ranks import outer_rank
     from flipper.training.recipes import BUILT_IN
 
     if list_recipes:
@@ -77,7 +77,7 @@ def command(
         return
     if recipe is None:
         raise UsageError(f"name a RECIPE: {', '.join(BUILT_IN)} (flipper train --list describes them)")
-    first = os.environ.get("RANK", "0") == "0"  # of torchrun's ranks, the one that speaks
+    first = not outer_rank()  # of torchrun's ranks, number 0 speaks
     spec = _spec(recipe, quiet or not first, **options)
     with _listeners(metrics if first else None, quiet or not first) as hear:
         record, exact = _run(spec, control, hear, verbose)
@@ -110,7 +110,8 @@ def _spec(
     if drawn:
         say(f"seed {spec.seed}", quiet)
     if spec.allreduce == "native" and spec.parallel.data_size > 2:
-        say("warning: with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets")
+        warning = "with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets"
+        say(f"warning: {warning}", quiet)
     return spec
 
 

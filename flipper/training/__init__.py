@@ -1,6 +1,6 @@
 """Training under a parallel layout: recipes, layouts, the loop, the canonical state, and its checkpoints.
 
-The launching side (spec, launch, run, control) never imports torch; the ranks do.
+The launching side (spec, launch, ranks, run, control) never imports torch; the ranks do.
 """
 
 from importlib import import_module

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flipper.errors import UsageError
-from flipper.training import launch
+from flipper.training.ranks import outer_rank
 from flipper.training.run import TrainResult, train
 from flipper.training.spec import Event, TrainSpec, checkpoint_path
 
@@ -40,7 +40,7 @@ def control(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *,
     """
     if spec.save is not None:
         raise UsageError("--control keeps no checkpoints: leave out --save")
-    if launch.outer_place(spec.device, spec.timeout) is not None:
+    if outer_rank() is not None:
         raise UsageError("--control starts fresh ranks three times: run it without torchrun")
     with tempfile.TemporaryDirectory(prefix="flipper-control-") as folder:
         whole, half, rest = (Path(folder, name) for name in ("whole", "half", "rest"))

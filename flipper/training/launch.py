@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +24,8 @@ from types import ModuleType
 from typing import Final
 
 from flipper.errors import FlipperError, TrainingError
+from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
-
-# What one rank sends to the launching process.
-Emit = Callable[[Event], None]
 
 # How long the other ranks may take to fail, too, once one has: the root cause may be reported second.
 GRACE_SECONDS: Final = 2.0
@@ -40,39 +37,8 @@ LONGEST_FOLDER: Final = 70
 _STARTING: Final = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank stands: its number, how many there are, what device was asked for (auto, cpu, cuda),
-    the rendezvous, the timeout of its process groups in seconds, and its number among those of its host."""
-
-    rank: int
-    world: int
-    device: str
-    rendezvous: str
-    timeout: float
-    local_rank: int
-    local_world: int
-
-    @property
-    def joined(self) -> bool:
-        """Whether torchrun started this rank, and not flipper."""
-        return self.rendezvous == "env://"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank ended: the error, its traceback as text, and when (CLOCK_MONOTONIC, shared by all ranks)."""
-
-    error: FlipperError
-    traceback: str
-    time: float
-
-
 class RankTraceback(Exception):
     """The traceback of another process, shown as the cause of the error that it sent."""
-
-
-Body = Callable[[Place, Emit], None]
 
 
 def run_ranks(
@@ -102,7 +68,7 @@ def run_ranks(
             place = Place(rank, world, device, f"file://{folder}/rendezvous", timeout, rank, world)
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main,
+                target=rank_main,
                 args=(body, place, theirs, None if verbose else _log(folder, rank)),
                 name=f"flipper-rank-{rank}",
                 daemon=False,
@@ -268,101 +234,3 @@ def _end(processes: list[BaseProcess]) -> None:
     for process in processes:
         process.join()
         process.close()
-
-
-def _rank_main(body: Body, place: Place, connection: Connection, log: str | None) -> None:
-    """What a rank's process runs: set up, body, tear down, and one last message."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _redirect(log)
-    try:
-        _set_up(place)
-        body(place, connection.send)
-        _tear_down()
-    except BaseException as error:
-        known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))
-        connection.send(Failure(known, traceback.format_exc(), time.monotonic()))
-    else:
-        connection.send("done")
-    connection.close()
-
-
-def one_line(error: BaseException) -> str:
-    """The error's kind and the first line of its message; for a package that is missing, how to get it."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"training needs {error.name}, which is not installed; pip install 'flipper-ckpt[train]'"
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _exit_with_parent() -> None:
-    """End this rank when the launching process is gone, killed perhaps, so that nobody trains on alone."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _redirect(log: str | None) -> None:
-    """Point the rank's stdout (gloo prints there) to stderr, and both to a file if there is one."""
-    if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(file, 2)
-        os.close(file)
-    os.dup2(2, 1)
-
-
-def outer_place(device: str, timeout: float) -> Place | None:
-    """This process's place among the ranks that torchrun has started; None when it hasn't."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in os.environ for name in names):
-        return None
-    rank, world, local_rank, local_world = (int(os.environ[name]) for name in names[:4])
-    return Place(rank, world, device, "env://", timeout, local_rank, local_world)
-
-
-def run_here(body: Body, place: Place, on_event: Emit) -> None:
-    """Call `body(place, emit)` in this process, which is one of torchrun's ranks; the others do the same.
-
-    Raises FlipperError; an end of another rank is a TrainingError here, and torchrun ends them all.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts; else cuBLAS isn't deterministic
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)  # gloo greets on stdout, which is for the record
-    try:
-        _set_up(place)
-        body(place, on_event)
-        _tear_down()
-    except FlipperError:
-        raise
-    except Exception as error:
-        raise TrainingError(f"rank {place.rank} of {place.world}: {one_line(error)}") from error
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-def _set_up(place: Place) -> None:
-    import datetime
-
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    cuda = place.device != "cpu" and torch.cuda.is_available()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method=place.rendezvous,
-        rank=place.rank,
-        world_size=place.world,
-        timeout=datetime.timedelta(seconds=place.timeout),
-    )
-
-
-def _tear_down() -> None:
-    import torch.distributed as dist
-
-    dist.barrier()  # nobody hangs up while another still listens
-    dist.destroy_process_group()

@@ -19,8 +19,8 @@ from flipper.training import canonical, parallel, recipes, saving, seeds
 from flipper.training.canonical import State
 from flipper.training.detectors import Detectors, replayed_step
 from flipper.training.faults_file import LiveFaults
-from flipper.training.launch import Emit, Place, one_line
 from flipper.training.progress import Progress
+from flipper.training.ranks import Emit, Place, one_line
 from flipper.training.reach import Reach
 from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
@@ -218,9 +218,7 @@ class Run:
             if state := self.layout.gather(replica):
                 scores[replica] = self._score(state)
         if apart:
-            everyone: list[dict[int, tuple[float, float]]] = [{} for _ in range(self.place.world)]
-            dist.gather_object(scores, everyone if self.place.rank == 0 else None)
-            scores = {replica: score for each in everyone for replica, score in each.items()}
+            scores = {replica: score for each in self.layout.grid.everyone(scores) for replica, score in each.items()}
         for replica, (loss, accuracy) in sorted(scores.items()):
             which = {"replica": replica} if replica else {}
             self.emit("eval", step=self.progress.step, epoch=self.progress.epoch, loss=loss, accuracy=accuracy, **which)
@@ -252,25 +250,25 @@ class Run:
     def canonical_state(self) -> State:
         """Model, optimizer, progress and every rank's generators, on rank 0; empty elsewhere."""
         state = self.layout.gather()
-        generators: list[State] = [{} for _ in range(self.place.world)]
-        mine = seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device)
-        dist.gather_object(mine, generators if self.place.rank == 0 else None)
+        generators = self.layout.grid.everyone(self._generators())
         if self.place.rank:
             return {}
         for generator in generators:
             state.update(generator)
         return {**state, **self.progress.to_state()}
 
+    def _generators(self) -> State:
+        return seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device)
+
     def end(self, began: float) -> None:
         """The digests: of the canonical state, and of all that the next step depends on, rank by rank."""
         resident = {
             **self.layout.resident(),
-            **seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device),
+            **self._generators(),
             **self.progress.to_state(),
         }
         mine = canonical.digest(resident, ("model.", "optimizer.", "scheduler.", "rng.", "progress."))
-        ranks = [""] * self.place.world
-        dist.gather_object(mine, ranks if self.place.rank == 0 else None)
+        ranks = self.layout.grid.everyone(mine)
         state = self.layout.gather()
         self.emit(
             "end",

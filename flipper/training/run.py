@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flipper.checkpoints.output import unfinished
 from flipper.errors import UsageError
-from flipper.training import launch
-from flipper.training.launch import Emit, Place
+from flipper.training.launch import run_ranks
+from flipper.training.ranks import Emit, Place, outer_place, run_here
 from flipper.training.spec import Event, TrainSpec
 
 
@@ -103,15 +103,15 @@ def train(
             on_event(event)
 
     body = functools.partial(_train_rank, spec)
-    if (place := launch.outer_place(spec.device, spec.timeout)) is not None:
+    if (place := outer_place(spec.device, spec.timeout)) is not None:
         if place.world != spec.parallel.ranks:
             raise UsageError(
                 f"{spec.parallel} takes {spec.parallel.arithmetic} ranks, torchrun has started {place.world}"
             )
-        launch.run_here(body, place, follow)
+        run_here(body, place, follow)
         return result
     with _nothing_unfinished(spec.save):
-        launch.run_ranks(
+        run_ranks(
             body, spec.parallel.ranks, follow, device=spec.device, timeout=spec.timeout, limit=limit, verbose=verbose
         )
     return result

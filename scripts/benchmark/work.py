@@ -333,10 +333,10 @@ def resume(path: str, megabytes: str) -> tuple[float, float]:
     import torch.distributed as dist
 
     from flipper.training import canonical, saving
-    from flipper.training.launch import Place
     from flipper.training.layouts import Parallel
     from flipper.training.parallel import Layout, grid
     from flipper.training.parallel.whole import Whole
+    from flipper.training.ranks import Place
     from flipper.training.recipes.recipe import Recipe
 
     model, optimizer = _wide(megabytes)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from flipper.errors import CheckpointError
-from flipper.training.launch import Emit, Place
+from flipper.training.ranks import Emit, Place
 from flipper.training.spec import Parallel, TrainSpec
 
 

@@ -16,7 +16,8 @@ import rank_bodies
 from processes import alive, wait_until
 
 from flipper.errors import CheckpointError, TrainingError
-from flipper.training.launch import Body, run_ranks
+from flipper.training.launch import run_ranks
+from flipper.training.ranks import Body
 
 
 def run(body: Body, ranks: int, timeout: float = 60) -> list[dict[str, Any]]:

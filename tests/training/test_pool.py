@@ -18,8 +18,9 @@ from processes import children, wait_until
 from series import spec
 
 from flipper.errors import TrainingError, UsageError
-from flipper.training.launch import Body, run_ranks
+from flipper.training.launch import run_ranks
 from flipper.training.pool import Pool
+from flipper.training.ranks import Body
 from flipper.training.run import TrainResult, train
 from flipper.training.spec import Event, TrainSpec
 

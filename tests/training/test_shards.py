@@ -14,7 +14,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from series import LAYOUTS, spec, train_all
 
-from flipper.training.launch import Body, run_ranks
+from flipper.training.launch import run_ranks
+from flipper.training.ranks import Body
 from flipper.training.spec import Event, Parallel
 
 BIG = """

@@ -142,3 +142,18 @@ def test_the_backends_own_sum_warns_where_resuming_is_not_exact(capsys: pytest.C
     assert err == (
         "warning: with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets\n"
     )
+
+
+def test_a_rank_number_alone_in_the_environment_is_not_torchrun(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch systems and other launchers export some of torchrun's names; the record is printed all the same."""
+    monkeypatch.setenv("RANK", "1")
+    code, out, _ = run(capsys, "digits-mlp", "--steps", 1, "--seed", 1)
+    assert code == 0
+    assert strict(out)["steps"] == 1
+
+
+def test_quiet_keeps_back_the_warning_about_native_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("digits-mlp", "--steps", 1, "--seed", 1, "--parallel", "ddp:3", "--allreduce", "native", "--quiet")
+    assert run(capsys, *arguments)[2] == ""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor, nn
 
 from flipper.errors import UsageError
-from flipper.training.launch import Place
 from flipper.training.layouts import Parallel
 from flipper.training.parallel import ddp, fsdp, hooks, tensor
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.layout import Engine, Layout, StepResult
 from flipper.training.parallel.pipeline import Pipeline
 from flipper.training.parallel.whole import Whole
+from flipper.training.ranks import Place
 from flipper.training.recipes.recipe import Recipe
 
-__all__ = ["Layout", "StepResult", "device_of", "set_up"]
+__all__ = ["Layout", "StepResult", "set_up"]
 
 _WRAPS = {"ddp": ddp.wrap, "hooks": hooks.wrap, "fsdp": fsdp.wrap}
 
@@ -30,7 +28,7 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
     """
     if parallel.data_size > recipe.batch_size:
         raise UsageError(f"{parallel}: {recipe.name} has only {recipe.batch_size} samples a batch")
-    grid = Grid.of(parallel, place, device_of(place))
+    grid = Grid.of(parallel, place, _device_of(place))
 
     def wrap(module: nn.Module) -> nn.Module:
         return _WRAPS[parallel.data](module, grid, native) if parallel.data else module
@@ -46,8 +44,7 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
     return Layout(grid, recipe, engine)
 
 
-@functools.cache
-def device_of(place: Place) -> torch.device:
+def _device_of(place: Place) -> torch.device:
     """The rank's own GPU, or the CPU; `auto` takes GPUs only if there is one for each rank of this host."""
     count = torch.cuda.device_count() if place.device != "cpu" else 0
     if count >= place.local_world:

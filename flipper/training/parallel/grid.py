@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from flipper.training.launch import Place
 from flipper.training.layouts import Parallel
+from flipper.training.ranks import Place
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,13 @@ class Grid:
     def parts(self) -> dist.ProcessGroup:
         """The ranks that hold the parts of one replica, in order."""
         return self.mesh.get_group("model")
+
+    def everyone(self, mine: T) -> list[T]:
+        """What every rank says, by rank; a collective, for small things."""
+        said = [mine] * self.world
+        if self.world > 1:
+            dist.all_gather_object(said, mine)
+        return said
 
     @property
     def stream(self) -> int:
