@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from flipper.cli.output import FORMATS
-from flipper.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,26 +91,13 @@ def drawing_options(command: Command) -> Command:
 
 def fault_model(options: dict[str, Any]) -> Any:
     """The FaultModel that the options name; takes them out of `options`."""
-    from flipper.faults.model import FaultModel
+    from flipper.faults.model import FaultModel, parse_weights
 
     given = {name: options.pop(name, None) for name in (*SELECTION, *DRAWING)}
-    given["weights"] = _weights("--weight", given["weights"] or ()) or None
+    given["weights"] = parse_weights("--weight", given["weights"] or ()) or None
     if given["field_weights"] is not None:
-        given["field_weights"] = _weights("--field-weight", given["field_weights"].split(","))
+        given["field_weights"] = parse_weights("--field-weight", given["field_weights"].split(","))
     return FaultModel(**{name: value for name, value in given.items() if value is not None})
-
-
-def _weights(option: str, texts: Iterable[str]) -> dict[str, str]:
-    weights: dict[str, str] = {}
-    for text in texts:
-        name, equals, weight = text.rpartition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UsageError(f"{option}: {text!r} is not of the form NAME=WEIGHT")
-        if name in weights:
-            raise UsageError(f"{option}: {name} has two weights, {weights[name]} and {weight.strip()}; give one")
-        weights[name] = weight.strip()
-    return weights
 
 
 def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

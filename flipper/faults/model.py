@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
@@ -93,6 +93,20 @@ class FaultModel:
     def spec(self) -> dict[str, Any]:
         """Every option with its value, ready for JSON."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def parse_weights(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """The weights that texts of the form NAME=WEIGHT give; raises UsageError naming the option."""
+    weights: dict[str, str] = {}
+    for text in texts:
+        name, equals, weight = text.rpartition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(f"{option}: {text!r} is not of the form NAME=WEIGHT")
+        if name in weights:
+            raise UsageError(f"{option}: {name} has two weights, {weights[name]} and {weight.strip()}; give one")
+        weights[name] = weight.strip()
+    return weights
 
 
 def _plain_int(value: Any) -> Any:

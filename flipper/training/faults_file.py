@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper.errors import FlipperError, UsageError
-from flipper.faults.model import FaultModel
+from flipper.faults.model import FaultModel, parse_weights
 from flipper.faults.plan import FaultPlan
 from flipper.injection.manifest import read_manifest
 
@@ -75,7 +75,7 @@ def faults_of(table: Mapping[str, Any]) -> LiveFaults:
         options = ", ".join(sorted({*known, *_OPTIONS} - set(_OPTIONS.values())))
         raise UsageError(f"no option {unknown[0]!r}; known: seed, target, {options}")
     if isinstance(given.get("field_weights"), str):
-        given["field_weights"] = dict(part.strip().rsplit("=", 1) for part in _parts(given["field_weights"]))
+        given["field_weights"] = parse_weights("field_weight", given["field_weights"].split(","))
     for key, value in given.items():
         if key in _KINDS and not _is_kind(_KINDS[key], value):
             shown = next((name for name, field in _OPTIONS.items() if field == key), key)
@@ -92,13 +92,6 @@ def _is_kind(kind: str, value: Any) -> bool:
         case "a table of numbers":
             return isinstance(value, Mapping)
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value))
-
-
-def _parts(text: str) -> list[str]:
-    parts = text.split(",")
-    if not all("=" in part for part in parts):
-        raise UsageError(f"field_weight {text!r} is not of the form sign=1,exponent=8")
-    return parts
 
 
 def _toml(text: str) -> dict[str, Any]:

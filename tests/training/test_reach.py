@@ -344,7 +344,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
         ("seed = 1\nfinite = 'yes'", "finite must be true or false, not 'yes'"),
         ("seed = 1\ncount = 'many'", "--count: 'many' is not a natural number"),
         ("seed = 1\ncount = 1\nber = 0.1", "give exactly one amount"),
-        ("seed = 1\nfield_weight = 'sign'", "field_weight 'sign' is not of the form sign=1,exponent=8"),
+        ("seed = 1\nfield_weight = 'sign'", "field_weight: 'sign' is not of the form NAME=WEIGHT"),
         ("faults = 3", "faults is no table of options"),
         ("", "the table needs a seed"),
     ],
