@@ -55,9 +55,14 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def octets(tensor: Tensor) -> Tensor:
+    """A tensor's bytes in row-major order, on the CPU, little-endian as torch's machines are; of any dtype."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """A tensor's bytes in row-major order, little-endian as torch's machines are; of any dtype."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    """The same as bytes."""
+    return octets(tensor).numpy().tobytes()
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

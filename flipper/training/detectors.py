@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-import torch.distributed as dist
 
 from flipper.training.canonical import tensor_bytes
 from flipper.training.parallel.layout import Layout, StepResult
@@ -117,12 +116,7 @@ def _count_nonfinite(layout: Layout) -> float:
 
 def _first(layout: Layout, value: float) -> tuple[int, float] | None:
     """The first rank whose value isn't zero, with it; a collective."""
-    grid = layout.grid
-    everyone = torch.zeros((grid.world, 1), dtype=torch.float64, device=grid.device)
-    everyone[grid.rank] = value
-    if grid.world > 1:
-        dist.all_gather(list(everyone.unbind()), everyone[grid.rank].clone())
-    return next(((rank, each) for rank, (each,) in enumerate(everyone.tolist()) if each), None)
+    return next(((rank, each) for rank, each in enumerate(layout.grid.everyone(value)) if each), None)
 
 
 def replayed_step(layout: Layout, step: Callable[[], StepResult]) -> tuple[StepResult, int | None]:

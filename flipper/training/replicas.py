@@ -35,8 +35,7 @@ def compare_replicas(layout: Layout) -> Comparison:
     parameters = [parameter.detach() for _, parameter in layout.module.named_parameters()]
     for parameter in parameters:
         mine.update(tensor_bytes(parameter))
-    digests: list[bytes] = [b""] * grid.world
-    dist.all_gather_object(digests, mine.digest())
+    digests = grid.everyone(mine.digest())
     differing = [rank for rank in range(grid.world) if digests[rank] != digests[rank % grid.parallel.model_size]]
     if not differing:
         return Comparison(True, 0.0, None)

@@ -33,13 +33,18 @@ def save(state: State, path: Path, checkpoint_format: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"can't make the folder {path.parent}: {error.strerror}") from error
+    writers.write(contents(state), path, checkpoint_format)
+    with atomic_output(path.with_name("last"), force=True) as partial:
+        partial.write_text(f"{path.name}\n", encoding="utf-8")
+
+
+def contents(state: State) -> Contents:
+    """A state as flipper's writers take it."""
     tensors = {
         name: TensorData.from_bytes(dtype_name(tensor), tuple(tensor.shape), tensor_bytes(tensor))
         for name, tensor in state.items()
     }
-    writers.write(Contents(nest(state), tensors), path, checkpoint_format)
-    with atomic_output(path.with_name("last"), force=True) as partial:
-        partial.write_text(f"{path.name}\n", encoding="utf-8")
+    return Contents(nest(state), tensors)
 
 
 def nest(state: State) -> dict[str, Any]:

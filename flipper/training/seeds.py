@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 
@@ -15,6 +16,7 @@ def derive(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
+@functools.lru_cache(maxsize=1)  # each step of an epoch asks for the same
 def batch_order(seed: int, epoch: int, samples: int) -> Tensor:
     """The order in which an epoch visits the samples, (samples,) int64."""
     generator = torch.Generator().manual_seed(derive(seed, "order", epoch))

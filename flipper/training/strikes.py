@@ -16,19 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flipper.checkpoints import writers
-from flipper.checkpoints.writers import Contents, TensorData
 from flipper.errors import FlipperError, MismatchError, UsageError
 from flipper.faults.draw import draw
 from flipper.faults.plan import FaultPlan, Target
 from flipper.injection.memory import strike
 from flipper.training import schedules
-from flipper.training.canonical import State, dtype_name, tensor_bytes
+from flipper.training.canonical import State, dtype_name
 from flipper.training.faults_file import LiveFaults
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.layout import Layout
 from flipper.training.parallel.shards import Shard, shard_of
 from flipper.training.reach import Reach
-from flipper.training.saving import nest
+from flipper.training.saving import contents
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -137,13 +136,9 @@ def _plan(faults: LiveFaults, gather: Callable[[], State], grid: Grid) -> FaultP
 
 def _drawn(faults: LiveFaults, state: State) -> FaultPlan:
     assert faults.model is not None
-    tensors = {
-        name: TensorData.from_bytes(dtype_name(tensor), tuple(tensor.shape), tensor_bytes(tensor))
-        for name, tensor in state.items()
-    }
     with tempfile.TemporaryDirectory(prefix="flipper-strike-") as folder:
         path = Path(folder, "state.safetensors")
-        writers.write(Contents(nest(state), tensors), path, "safetensors")
+        writers.write(contents(state), path, "safetensors")
         return draw(path, faults.model, faults.seed)
 
 
@@ -157,7 +152,7 @@ def _strike(live: Mapping[str, Shard], plan: FaultPlan, reach: Reach, seed: int,
 
 def _count(plan: FaultPlan, chosen: Mapping[str, FaultPlan], grid: Grid) -> Struck:
     mine = sum(len(part) for part in chosen.values())
-    everyone = _everyone(mine, grid)
+    everyone = grid.everyone(mine)
     return Struck(len(plan), sum(everyone), tuple(rank for rank, count in enumerate(everyone) if count))
 
 
@@ -172,7 +167,7 @@ def _chosen(live: Mapping[str, Shard], plan: FaultPlan, reach: Reach, seed: int,
     except FlipperError as error:
         problem = error
     held = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows, _ in parts)])
-    everyone = _everyone((problem, held), grid)
+    everyone = grid.everyone((problem, held))
     for other, _ in everyone:
         if other is not None:
             raise other
@@ -248,13 +243,5 @@ def _part(plan: FaultPlan, name: str, tensor: Tensor, rows: Ints, local: Ints) -
     target = Target(name, dtype_name(tensor), tuple(tensor.shape))
     ordered = np.argsort(local, kind="stable")
     rows = rows[ordered]
-    zeros = np.zeros(len(rows), np.uint8)
-    return FaultPlan((target,), zeros, local[ordered], plan.op[rows], plan.mask[rows], plan.value[rows])  # type: ignore[arg-type]
-
-
-def _everyone(mine: Any, grid: Grid) -> list[Any]:
-    """What every rank says, by rank."""
-    everyone: list[Any] = [mine] * grid.world
-    if grid.world > 1:
-        dist.all_gather_object(everyone, mine)
-    return everyone
+    zeros = np.zeros(len(rows), np.int64)
+    return FaultPlan((target,), zeros, local[ordered], plan.op[rows], plan.mask[rows], plan.value[rows])

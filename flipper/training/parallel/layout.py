@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flipper.training import schedules
-from flipper.training.canonical import State
+from flipper.training.canonical import State, octets
 from flipper.training.parallel.grid import Grid
-from flipper.training.parallel.shards import Shard, shard_of
+from flipper.training.parallel.shards import Shard, local, shard_of
 from flipper.training.recipes.recipe import Recipe
 
 
@@ -46,6 +46,8 @@ class Layout:
         self.schedule = recipe.schedule(self.optimizer) if recipe.schedule else None
         self._engine = engine
         self._saved = set(self.module.state_dict())
+        # The gradients that this rank counts in the norm; where they lie doesn't change from step to step.
+        self._counted = [each for each in self.module.parameters() if shard_of(each, grid).speaks_for(grid)]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's part of a canonical state that was checked; live tensors are kept and written to."""
@@ -69,10 +71,9 @@ class Layout:
         )
         self.optimizer.zero_grad()
         loss = self._engine.backward(mine, wanted, len(wanted) / len(targets))
-        gradients = self.gradients()
         if on_gradients is not None:
-            on_gradients(gradients)
-        result = self._measured(loss, gradients)
+            on_gradients(self.gradients())
+        result = self._measured(loss)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -104,7 +105,7 @@ class Layout:
         """Shards of any tensors put together as one replica holds them, on its first rank; a collective."""
         grid = self.grid
         root = replica * grid.parallel.model_size
-        mine = {name: shard for name, shard in shards.items() if self._gives(shard, replica)}
+        mine = {name: shard for name, shard in shards.items() if shard.speaks_for(self.grid, replica)}
         listed = [(name, shard.tensor.dtype, shard.shape, shard.box) for name, shard in mine.items()]
         everyone: list[Any] = [listed] * grid.world
         if grid.world > 1:
@@ -112,7 +113,7 @@ class Layout:
         if grid.rank != root:
             for shard in mine.values():
                 if shard.tensor.numel():
-                    dist.send(_octets(shard.tensor), root)
+                    dist.send(octets(shard.tensor), root)
             return {}
         state: State = {}
         for rank, entries in enumerate(everyone):
@@ -134,12 +135,6 @@ class Layout:
             for name, _ in self.module.named_buffers():
                 state.pop(f"model.{name}", None)
         return state | (schedules.to_state(self.schedule) if self.schedule is not None else {})
-
-    def _gives(self, shard: Shard, replica: int) -> bool:
-        """Whether this rank is the one that hands a shard to the root of a replica."""
-        return ("model" not in shard.copied_over or self.grid.part == 0) and (
-            "data" not in shard.copied_over or self.grid.replica == replica
-        )
 
     def _model(self) -> Iterator[tuple[str, Shard]]:
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -168,11 +163,11 @@ class Layout:
                 held = value.clone()  # a scalar (Adam's step) stays on the CPU, where optimizers keep it
             self.optimizer.state[parameter][key] = held
 
-    def _measured(self, loss: Tensor | None, gradients: Mapping[str, Shard]) -> StepResult:
+    def _measured(self, loss: Tensor | None) -> StepResult:
         """Loss and gradient norm, summed over the ranks in their order."""
         grid = self.grid
         rate = float(self.optimizer.param_groups[0]["lr"])
-        own = [shard.tensor for shard in gradients.values() if shard.is_first(grid)]
+        own = [local(parameter.grad) for parameter in self._counted if parameter.grad is not None]
         mine = torch.zeros(2, dtype=torch.float64, device=grid.device)
         for norm in torch._foreach_norm(own) if own else ():
             mine[0] += norm.double().square()
@@ -184,11 +179,6 @@ class Layout:
         dist.all_gather(list(everyone.unbind()), mine)
         squares, losses = everyone.unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
-
-
-def _octets(tensor: Tensor) -> Tensor:
-    """A tensor's bytes in row-major order, on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _received(rank: int, dtype: torch.dtype, box: tuple[slice, ...]) -> Tensor:

@@ -30,9 +30,9 @@ class Shard:
         """The part of the whole that this is."""
         return tuple(slice(start, start + length) for start, length in zip(self.starts, self.tensor.shape, strict=True))
 
-    def is_first(self, grid: Grid) -> bool:
-        """Whether this rank is the first of those that hold the box."""
-        return ("data" not in self.copied_over or grid.replica == 0) and (
+    def speaks_for(self, grid: Grid, replica: int = 0) -> bool:
+        """Whether this rank is the first of those that hold the box in a replica."""
+        return ("data" not in self.copied_over or grid.replica == replica) and (
             "model" not in self.copied_over or grid.part == 0
         )
 
@@ -48,5 +48,10 @@ def shard_of(tensor: Tensor, grid: Grid) -> Shard:
     _, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     names = tensor.device_mesh.mesh_dim_names or ()
     sharded = {name for name, placement in zip(names, tensor.placements, strict=True) if not placement.is_replicate()}
+    return Shard(local(tensor), tuple(tensor.shape), tuple(starts), frozenset(axes - sharded))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; writing to it alters the tensor."""
     with torch.no_grad():
-        return Shard(tensor.to_local(), tuple(tensor.shape), tuple(starts), frozenset(axes - sharded))
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
