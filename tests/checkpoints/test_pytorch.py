@@ -373,12 +373,17 @@ def test_big_endian_storages_are_read_from_the_other_end(tmp_path):
     assert_only_struck(swapped, before, "w", [1], [0x80000001])
 
 
-def test_zero_crcs_stay_zero(tmp_path):
+def made_without_crcs(tmp_path, content):
+    """What torch.save writes where it is told to leave out checksums: zeros in their place."""
     torch.serialization.set_crc32_options(False)
     try:
-        path = made(tmp_path, {"w": torch.arange(8.0)})
+        return made(tmp_path, content)
     finally:
         torch.serialization.set_crc32_options(True)
+
+
+def test_zero_crcs_stay_zero(tmp_path):
+    path = made_without_crcs(tmp_path, {"w": torch.arange(8.0)})
     strike(path, "w", [3], [1 << 30])
     checkpoint = open_checkpoint(path)
     assert {entry.CRC for entry in zipfile.ZipFile(path).infolist()} == {0}
@@ -387,11 +392,7 @@ def test_zero_crcs_stay_zero(tmp_path):
 
 def test_zero_crcs_stay_zero_beside_an_entry_that_another_program_added_with_one(tmp_path):
     """Training frameworks append their metadata by zipfile, which knows of CRCs only."""
-    torch.serialization.set_crc32_options(False)
-    try:
-        path = made(tmp_path, {"w": torch.arange(8.0)})
-    finally:
-        torch.serialization.set_crc32_options(True)
+    path = made_without_crcs(tmp_path, {"w": torch.arange(8.0)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("model/notes.json", "{}")
     strike(path, "w", [3], [1 << 30])
