@@ -129,8 +129,7 @@ class Run:
             self._say_struck(strike_state(self.layout, faults, self.reach))
         position, size = self.progress.batch * self.recipe.batch_size, self.recipe.batch_size
         order = seeds.batch_order(self.progress.seed, self.progress.epoch, len(self.data.train_targets))
-        picked = order[position : position + size]
-        attempt = functools.partial(self._attempt, self.data.train_features[picked], self.data.train_targets[picked])
+        attempt = functools.partial(self._attempt, order[position : position + size])
         replayed = None
         try:
             if self.detectors.replays:
@@ -154,23 +153,24 @@ class Run:
         )
         self.detect(result, replayed)
 
-    def _attempt(self, features: Tensor, targets: Tensor) -> parallel.StepResult:
+    def _attempt(self, batch: Tensor) -> parallel.StepResult:
         """The step itself, with the faults in its gradients that are due; a second attempt has none."""
+        step = functools.partial(self.layout.step, self.data.train_features, self.data.train_targets, batch)
         if (faults := self._due("gradient")) is not None:
             struck: list[Struck] = []
             strike = functools.partial(strike_gradients, self.layout, faults=faults, reach=self.reach)
-            result = self.layout.step(features, targets, lambda gradients: struck.append(strike(gradients)))
+            result = step(lambda gradients: struck.append(strike(gradients)))
             self._say_struck(struck[0])
             return result
         if (faults := self._due("local-gradient")) is not None:
             armed = LocalGradientStrike(self.layout, faults, self.reach)
             try:
-                result = self.layout.step(features, targets)
+                result = step()
             finally:
                 armed.disarm()
             self._say_struck(armed.struck)
             return result
-        return self.layout.step(features, targets)
+        return step()
 
     def _due(self, target: str) -> LiveFaults | None:
         """The faults to make now, once."""

@@ -113,7 +113,7 @@ def compare_with_full_tensors(recipe: str, parallel: Parallel, place: Place, emi
     torch.manual_seed(1)
     layout = set_up(parallel, found, place, data.train_features[: found.batch_size])
     layout.load({f"model.{name}": tensor for name, tensor in found.model().state_dict().items()})
-    layout.step(data.train_features[: found.batch_size], data.train_targets[: found.batch_size])
+    layout.step(data.train_features, data.train_targets, torch.arange(found.batch_size))
     named = (*layout.module.named_parameters(), *layout.module.named_buffers())
     tensors = {f"model.{name}": tensor.detach() for name, tensor in named}
     for name, parameter in layout.module.named_parameters():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,18 +59,23 @@ class Layout:
             schedules.restore(self.schedule, {k: v for k, v in state.items() if k.startswith("scheduler.")})
 
     def step(
-        self, features: Tensor, targets: Tensor, on_gradients: Callable[[dict[str, Shard]], None] | None = None
+        self,
+        features: Tensor,
+        targets: Tensor,
+        batch: Tensor,
+        on_gradients: Callable[[dict[str, Shard]], None] | None = None,
     ) -> StepResult:
-        """Train on one batch, which is given whole to every rank; each takes its share.
+        """Train on one batch: the samples that it names, of which each rank takes its share.
 
+        batch: indexes into features and targets, the same on every rank.
         on_gradients: sees the summed gradients as shards named `gradient.<parameter>`, and may alter them.
         """
         grid = self.grid
-        mine, wanted = (
-            whole.tensor_split(grid.parallel.data_size)[grid.replica].to(grid.device) for whole in (features, targets)
-        )
+        mine = batch.tensor_split(grid.parallel.data_size)[grid.replica]
         self.optimizer.zero_grad()
-        loss = self._engine.backward(mine, wanted, len(wanted) / len(targets))
+        loss = self._engine.backward(
+            features[mine].to(grid.device), targets[mine].to(grid.device), len(mine) / len(batch)
+        )
         if on_gradients is not None:
             on_gradients(self.gradients())
         result = self._measured(loss)
@@ -169,8 +174,8 @@ class Layout:
         rate = float(self.optimizer.param_groups[0]["lr"])
         own = [local(parameter.grad) for parameter in self._counted if parameter.grad is not None]
         mine = torch.zeros(2, dtype=torch.float64, device=grid.device)
-        for norm in torch._foreach_norm(own) if own else ():
-            mine[0] += norm.double().square()
+        for norms in _by_dtype(torch._foreach_norm(own) if own else ()):
+            mine[0] += torch.stack(norms).double().square().sum()  # in double: what was struck may be huge
         if loss is not None and (grid.parallel.pipelined or grid.part == 0):
             mine[1] = loss
         if grid.world == 1:
@@ -179,6 +184,14 @@ class Layout:
         dist.all_gather(list(everyone.unbind()), mine)
         squares, losses = everyone.unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """The tensors in groups that can be stacked; one, but in models of mixed precision."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups.values()
 
 
 def _received(rank: int, dtype: torch.dtype, box: tuple[slice, ...]) -> Tensor:
