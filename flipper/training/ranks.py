@@ -58,6 +58,8 @@ class Failure:
 def rank_main(body: Body, place: Place, connection: Connection, log: str | None) -> None:
     """What a rank's process runs: set up, body, tear down, and one last message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
+    # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
+    os.setsid()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     _redirect(log)
     try:
