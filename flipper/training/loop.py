@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,15 @@ from flipper.training import canonical, parallel, recipes, saving, seeds
 from flipper.training.canonical import State
 from flipper.training.detectors import Detectors, replayed_step
 from flipper.training.faults_file import LiveFaults
+from flipper.training.fingerprint import fingerprint
 from flipper.training.progress import Progress
 from flipper.training.ranks import Emit, Place, one_line
 from flipper.training.reach import Reach
 from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
-from flipper.training.spec import ALWAYS, TrainSpec, checkpoint_path
+from flipper.training.spec import ALWAYS, TrainSpec, Watch, checkpoint_path
 from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradients, strike_state
+from flipper.training.watch import all_nonfinite, joined_digest, measure
 
 EVALUATED: Final = 2048
 """Test samples that go through the model together: activations of a large set would take gigabytes."""
@@ -40,10 +42,11 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
         spec = replace(spec, seed=shared[0])
     run = _begin(spec, place, emit)
     run.refuse_existing()
-    run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed)
+    machine = fingerprint(run.layout.grid.device.type)
+    run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed, fingerprint=machine)
     if run.progress.step == run.total:
         run.look_and_save()
-    while run.progress.step < run.total:
+    while run.progress.step < run.total and run.stopped is None:
         run.train_step()
         run.look_and_save()
     run.end(began)
@@ -116,6 +119,7 @@ class Run:
     detectors: Detectors
     progress: Progress
     pending: LiveFaults | None
+    stopped: str | None = None
 
     def emit(self, event: str, **values: object) -> None:
         """Tell the launching process, if this is rank 0."""
@@ -152,6 +156,19 @@ class Run:
             samples_per_s=size / max(time.monotonic() - began, 1e-9),
         )
         self.detect(result, replayed)
+        if self.spec.watch is not None:
+            self._compare(self.spec.watch, result.loss)
+
+    def _compare(self, watch: Watch, loss: float) -> None:
+        """Tell the digest where the watch asks for it, and note when the rest of the run is known already."""
+        step = self.progress.step
+        if watch.asks(step):
+            digest = self.resume_digest()
+            self.emit("digest", step=step, resume_digest=digest)
+            if watch.stop and watch.golden.get(step) == digest and step < self.total:
+                self.stopped = "identical"
+        if watch.stop and not math.isfinite(loss) and step < self.total and all_nonfinite(self.layout):
+            self.stopped = "non-finite"
 
     def _attempt(self, batch: Tensor) -> parallel.StepResult:
         """The step itself, with the faults in its gradients that are due; a second attempt has none."""
@@ -200,8 +217,8 @@ class Run:
 
     def look_and_save(self) -> None:
         """After a step: evaluate at the end of an epoch and of the run, save where --save says."""
-        step = self.progress.step
-        if step == self.total or self.progress.batch == 0:
+        step, every = self.progress.step, self.spec.evaluate_every
+        if step == self.total or self.progress.batch == 0 or (every and step % every == 0):
             self.evaluate()
         if self._saves_at(step):
             self.save()
@@ -261,22 +278,31 @@ class Run:
         return seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device)
 
     def end(self, began: float) -> None:
-        """The digests: of the canonical state, and of all that the next step depends on, rank by rank."""
+        """The digests, and where the run has a watch, how it differs from the golden one."""
+        digest = self.resume_digest()
+        state = self.layout.gather()
+        measured: dict[str, object] = {}
+        if self.spec.watch is not None and self.place.rank == 0:
+            parameters = frozenset(name for name, _ in self.whole.named_parameters())
+            measured = {"stopped": self.stopped, **measure(state, parameters, self.spec.watch.reference)}
+        self.emit(
+            "end",
+            step=self.progress.step,
+            state_digest=canonical.digest(state),
+            resume_digest=digest,
+            seconds=time.monotonic() - began,
+            **measured,
+        )
+
+    def resume_digest(self) -> str:
+        """The digest of all that the next step depends on, rank by rank; a collective, the same on each."""
         resident = {
             **self.layout.resident(),
             **self._generators(),
             **self.progress.to_state(),
         }
         mine = canonical.digest(resident, ("model.", "optimizer.", "scheduler.", "rng.", "progress."))
-        ranks = self.layout.grid.everyone(mine)
-        state = self.layout.gather()
-        self.emit(
-            "end",
-            step=self.progress.step,
-            state_digest=canonical.digest(state),
-            resume_digest=hashlib.sha256("\n".join(ranks).encode()).hexdigest(),
-            seconds=time.monotonic() - began,
-        )
+        return joined_digest(self.layout.grid.everyone(mine))
 
     def refuse_existing(self) -> None:
         """Raise OutputError before the first step if a checkpoint to be written is there already."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,25 @@ SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5
 
 
 @dataclass(frozen=True)
+class Watch:
+    """What a run is compared with.
+
+    digest_at: steps after which the resume digest is told. golden: step -> the resume digest of the golden run there;
+    a run that meets it has the golden run's future. reference: the golden run's last checkpoint, to measure the
+    distance from. stop: end a run as soon as its future is known: it met the golden run, or nothing of it is finite.
+    """
+
+    digest_at: frozenset[int] = frozenset()
+    golden: Mapping[int, str] = field(default_factory=dict)
+    reference: Path | None = None
+    stop: bool = True
+
+    def asks(self, step: int) -> bool:
+        """Whether a digest is due after this step."""
+        return step in self.digest_at or step in self.golden
+
+
+@dataclass(frozen=True)
 class TrainSpec:
     """One training run.
 
@@ -36,6 +56,8 @@ class TrainSpec:
     allreduce: "ordered" sums gradients in rank order, "native" as the backend does.
     inject, at, reach: faults to strike live state with, after step `at` (gradients: in the step that follows), and
     which copies of it: "all", "one" or "rank:R".
+    evaluate_every: evaluate every N steps, beside the ends of epochs and of the run; 0: only there.
+    watch: the golden run that this one is compared with while it trains.
     probe_every: compare the replicas' parameters every N steps; 0 never. detect: of DETECTORS, beside ALWAYS.
     """
 
@@ -57,6 +79,8 @@ class TrainSpec:
     reach: str = "all"
     probe_every: int = 0
     detect: tuple[str, ...] = ()
+    evaluate_every: int = 0
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         recipes.check_name(self.recipe)
