@@ -1,0 +1,1 @@
+"""Campaigns: many trials of struck training runs, their controls, and what they come to."""

@@ -1,0 +1,67 @@
+"""RunRecord: what one run came to, as it is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+KINDS: Final = ("golden", "control", "null", "trial", "audit")
+
+COMPLETED, IDENTICAL, NONFINITE = "completed", "identical", "non-finite"
+REFUSED, CRASH, HANG = "refused", "crash", "hang"
+"""How a run ended: at its last step; early, since its future was known (two ways); or it failed (three ways)."""
+
+
+@dataclass
+class RunRecord:
+    """One run. Numbers that a run didn't come to are None.
+
+    kind: of KINDS. cell, trial: of a trial or audit; of a null trial its number, of others 0. ended: see above.
+    steps: (step, loss, gradient norm) in order; evals: (step, loss, metric); replicas: (step, largest difference).
+    detected: (detector, step, rank). faults: (tensor, element, bits, before, after), the first thousand of `struck`.
+    weight: of the trial among those of its cell, where faults are not drawn uniformly. plan: a key that is equal for
+    equal faults under one layout. reused: (cell, trial) that had the same plan, whose result this is.
+    """
+
+    kind: str
+    parallel: str
+    training_seed: int
+    cell: int = -1
+    trial: int = 0
+    seed: int | None = None
+    reach: str = "all"
+    fingerprint: str = ""
+    ended: str = COMPLETED
+    error: str | None = None
+    first_step: int = 0
+    last_step: int = 0
+    steps: list[tuple[int, float, float]] = field(default_factory=list)
+    evals: list[tuple[int, float, float]] = field(default_factory=list)
+    replicas: list[tuple[int, float]] = field(default_factory=list)
+    detected: list[tuple[str, int, int]] = field(default_factory=list)
+    loss: float | None = None
+    metric: float | None = None
+    max_abs_parameter: float | None = None
+    nonfinite: int | None = None
+    state_distance: float | None = None
+    state_digest: str = ""
+    resume_digest: str = ""
+    faults: list[tuple[str, int, list[int], Any, Any]] = field(default_factory=list)
+    struck: int = 0
+    struck_nonfinite: int = 0
+    weight: float = 1.0
+    plan: str = ""
+    reused: tuple[int, int] | None = None
+    seconds: float = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """All but the long series and the faults."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LONG}
+
+    def detail(self) -> dict[str, Any]:
+        """The long series, and the faults."""
+        return {name: getattr(self, name) for name in LONG}
+
+
+LONG: Final = ("steps", "faults", "replicas")
+"""Fields that are stored apart, since few questions need them."""
