@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,30 +35,32 @@ def crc_masks(archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Byte
     ascending and distinct. A CRC that was wrong before stays wrong.
     """
     slots: list[list[int]] = []  # of each changed entry: where the file has its CRC
-    groups, distances, changed = [offsets[:0]], [offsets[:0]], [masks[:0]]
+    changes = crc_changes(_messages(archives, offsets, masks, slots))
+    return _slot_masks(slots, changes)
+
+
+def _messages(
+    archives: Sequence[tuple[int, Archive]], offsets: Int, masks: Bytes, slots: list[list[int]]
+) -> Iterator[tuple[Int, Bytes]]:
+    """Each changed entry that has a CRC, as crc_changes wants it; adds the places of the CRC to `slots`."""
     for base, archive in archives:
-        first, last = np.searchsorted(offsets, [base, base + archive.source.size])
+        first, last = np.searchsorted(offsets, [base, base + archive.source.size]).tolist()
         if first == last:
             continue
         unchecked = without_crcs(archive)
         for entry, start, stop, distance in _entries_at(archive, offsets[first:last] - base):
             if entry.name not in unchecked:
-                groups.append(np.full(stop - start, len(slots), np.int64))
-                distances.append(distance)
-                changed.append(masks[first + start : first + stop])
                 slots.append([base + slot for slot in archive.crc_slots(entry)])
+                yield distance, masks[first + start : first + stop]
         archive.source.close()  # there may be more archives than files that can be open
-    found, changes = crc_changes(np.concatenate(groups), np.concatenate(distances), np.concatenate(changed))
-    return _slot_masks([slots[index] for index in found.tolist()], changes)
 
 
 def _entries_at(archive: Archive, offsets: Int) -> Iterator[tuple[Entry, int, int, Int]]:
     """The entries that hold some of the offsets: which ones, and how many bytes of the entry follow each."""
-    headers = np.array([entry.header for entry in archive.entries], np.int64)
-    owner = np.searchsorted(headers, offsets, side="right") - 1
-    edges = np.flatnonzero(np.diff(owner, prepend=-1, append=len(headers)))
-    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        entry = archive.entries[int(owner[first])]
+    edges = np.searchsorted(offsets, [entry.header for entry in archive.entries]).tolist()
+    for entry, (first, last) in zip(archive.entries, pairwise([*edges, len(offsets)]), strict=True):
+        if first == last:
+            continue
         begin = archive.data_start(entry)
         start, stop = (first + np.searchsorted(offsets[first:last], [begin, begin + entry.packed])).tolist()
         if entry.method == STORED and start < stop:

@@ -6,6 +6,7 @@ change. A mask byte followed by d unchanged bytes contributes its remainder time
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,26 +22,49 @@ _POLYNOMIAL = 0xEDB88320
 _FEW = 32
 """Up to this many bytes are done one by one: the tables of the vectorised way take some ms to build."""
 
+BLOCK = 1 << 16
+"""Bytes done together: what is made of them stays in cache."""
 
-def crc_changes(groups: Int, distances: Int, masks: Bytes) -> tuple[Int, Words]:
-    """The XOR of each message's CRC-32 when bytes of it are XORed with masks.
 
-    groups: which message each byte belongs to, ascending. distances: how many bytes of the message follow it;
-    descending within a message. Returns each group once, and the change of its CRC.
+def crc_changes(messages: Iterable[tuple[Int, Bytes]]) -> Words:
+    """How the CRC-32 of each message changes, uint32[messages], when bytes of it are XORed with masks.
+
+    messages: of each, how many bytes of it follow each byte that changes (descending), and the masks.
     """
-    if len(groups) <= _FEW:
-        changes: dict[int, int] = {}
-        for group, distance, mask in zip(groups.tolist(), distances.tolist(), masks.tolist(), strict=True):
-            changes[group] = changes.get(group, 0) ^ _product(_byte_table()[mask], _power(distance))
-        return np.array(list(changes), np.int64), np.array(list(changes.values()), np.uint32)
+    changes: list[int] = []
+    waiting: list[tuple[int, Int, Bytes]] = []
+    count = 0
+    for number, (distances, masks) in enumerate(messages):
+        changes.append(0)
+        for first in range(0, len(masks), BLOCK):
+            part = slice(first, first + BLOCK)
+            waiting.append((number, distances[part], masks[part]))
+            count += len(masks[part])
+            if count >= BLOCK:
+                _add(changes, waiting)
+                waiting, count = [], 0
+    _add(changes, waiting)
+    return np.array(changes, np.uint32)
+
+
+def _add(changes: list[int], parts: Sequence[tuple[int, Int, Bytes]]) -> None:
+    """XOR what the parts of some messages, each with the message's number, contribute to the changes."""
+    if sum(len(masks) for _, _, masks in parts) <= _FEW:
+        for number, distances, masks in parts:
+            for distance, mask in zip(distances.tolist(), masks.tolist(), strict=True):
+                changes[number] ^= _product(_byte_table()[mask], _power(distance))
+        return
+    groups = np.repeat([number for number, _, _ in parts], [len(masks) for _, _, masks in parts])
     # A byte d places before the end is the byte itself as a state of the register, d + 1 places before it.
-    values, places = masks.astype(np.uint32), distances + 1
+    places = np.concatenate([distances for _, distances, _ in parts]) + 1
+    values = np.concatenate([masks for _, _, masks in parts]).astype(np.uint32)
     for level in range(8):
         values = _advance(values, places & 255, _tables(level), 1 if level == 0 else 4)
         groups, places, values = _merge(groups, places >> 8, values)
         if not places.any():
             break
-    return groups, values
+    for number, value in zip(groups.tolist(), values.tolist(), strict=True):
+        changes[number] ^= value
 
 
 def _advance(values: Words, digits: Int, tables: Words, width: int = 4) -> Words:

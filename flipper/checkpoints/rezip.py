@@ -69,7 +69,7 @@ def _copy_entry(archive: Archive, entry: Entry, output: BinaryIO) -> None:
 
 def _changed_crc(entry: Entry, change: Change) -> int:
     offsets, masks = change
-    return entry.crc ^ int(crc_changes(np.zeros(len(offsets), np.int64), entry.size - 1 - offsets, masks)[1][0])
+    return entry.crc ^ int(crc_changes([(entry.size - 1 - offsets, masks)])[0])
 
 
 def _change_entry(archive: Archive, entry: Entry, change: Change, crc: int, output: BinaryIO) -> int:

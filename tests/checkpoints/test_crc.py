@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flipper.checkpoints.crc import crc_changes
+from flipper.checkpoints.crc import BLOCK, crc_changes
 
 
 def change_of(length: int, offsets: np.ndarray, masks: np.ndarray) -> int:
-    groups, changes = crc_changes(np.zeros(len(offsets), np.int64), length - 1 - offsets, masks)
-    assert groups.tolist() == [0]
-    return int(changes[0])
+    (change,) = crc_changes([(length - 1 - offsets, masks)])
+    return int(change)
 
 
 @given(st.binary(min_size=1, max_size=400), st.data())
@@ -43,30 +42,36 @@ def test_few_and_many_changes_agree_with_zlib(length, count):
 def test_messages_are_kept_apart():
     generator = np.random.default_rng(3)
     messages = [generator.integers(0, 256, size, dtype=np.uint8) for size in (1, 300, 5000, 66_000)]
-    groups, distances, masks, expected = [], [], [], {}
-    for group, message in enumerate(messages):
+    changed_bytes, expected = [], []
+    for message in messages:
         offsets = np.sort(generator.choice(len(message), min(len(message), 60), replace=False))
         mask = generator.integers(1, 256, len(offsets), dtype=np.uint8)
         changed = message.copy()
         changed[offsets] ^= mask
-        expected[group] = zlib.crc32(message) ^ zlib.crc32(changed)
-        groups += [group] * len(offsets)
-        distances += (len(message) - 1 - offsets).tolist()
-        masks += mask.tolist()
-    found, changes = crc_changes(np.array(groups), np.array(distances), np.array(masks, np.uint8))
-    assert dict(zip(found.tolist(), changes.tolist(), strict=True)) == expected
+        expected.append(zlib.crc32(message) ^ zlib.crc32(changed))
+        changed_bytes.append((len(message) - 1 - offsets, mask))
+    assert crc_changes(changed_bytes).tolist() == expected
 
 
 def test_the_fast_way_equals_the_slow_one_beyond_four_gibibytes():
     distances = np.sort(np.random.default_rng(5).integers(0, 1 << 42, 100))[::-1].copy()
     masks = np.arange(1, 101, dtype=np.uint8)
-    _, together = crc_changes(np.zeros(100, np.int64), distances, masks)
+    (together,) = crc_changes([(distances, masks)])
     alone = 0
     for index in range(100):
-        alone ^= int(crc_changes(np.zeros(1, np.int64), distances[index : index + 1], masks[index : index + 1])[1][0])
-    assert int(together[0]) == alone
+        alone ^= int(crc_changes([(distances[index : index + 1], masks[index : index + 1])])[0])
+    assert int(together) == alone
+
+
+def test_more_bytes_than_are_done_together_of_messages_long_and_short():
+    """Messages that end within a block of work, at its edge, and that take several."""
+    generator = np.random.default_rng(8)
+    messages = [generator.integers(0, 256, size, dtype=np.uint8) for size in (10, BLOCK - 10, 1, 5 * BLOCK + 3, 7)]
+    others = [generator.integers(0, 256, len(message), dtype=np.uint8) for message in messages]
+    changes = crc_changes((np.arange(len(m))[::-1], m ^ o) for m, o in zip(messages, others, strict=True))
+    assert changes.tolist() == [zlib.crc32(m) ^ zlib.crc32(o) for m, o in zip(messages, others, strict=True)]
 
 
 def test_nothing_changed_is_no_change():
-    groups, changes = crc_changes(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
-    assert len(groups) == len(changes) == 0
+    assert len(crc_changes([])) == 0
+    assert crc_changes([(np.zeros(0, np.int64), np.zeros(0, np.uint8))]).tolist() == [0]
