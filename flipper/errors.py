@@ -7,7 +7,8 @@
     ├── TooFewBits                1  fewer bits can be struck, or pass the guards, than were asked for
     ├── OutputError               1  the output exists, or can't be written (also OSError)
     ├── MismatchError             1  a plan or manifest does not fit the checkpoint
-    └── TrainingError             1  a rank failed, died or hung
+    └── TrainingError             1  a rank failed or died
+        └── HangError             1  no rank gave a sign any more, or the run took too long
 """
 
 from __future__ import annotations
@@ -99,3 +100,7 @@ class MismatchError(FlipperError):
 
 class TrainingError(FlipperError):
     """A rank of a training run failed, died or hung."""
+
+
+class HangError(TrainingError):
+    """No rank of a training run gave a sign any more, or it took longer than it may."""

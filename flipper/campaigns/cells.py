@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,26 @@ class Cell:
     def without(self, *axes: str) -> str:
         """The key of the cells that differ from this one in these axes only."""
         return canonical({axis: value for axis, value in self.axes.items() if axis not in axes})
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a trial starts from: the clean state of one layout and training seed, or a user's checkpoint."""
+
+    parallel: str
+    training_seed: int
+    checkpoint: str | None = None
+
+
+def starts(spec: Spec, cells: Iterable[Cell]) -> list[Start]:
+    """All that trials of these cells start from, in order."""
+    numbers = range(len(spec.training_seeds))
+    return list(dict.fromkeys(start_of(spec, cell, number) for cell in cells for number in numbers))
+
+
+def start_of(spec: Spec, cell: Cell, trial: int) -> Start:
+    """What a trial starts from."""
+    return Start(cell.parallel, training_seed(spec, trial), cell.axes.get("checkpoint"))
 
 
 def cells_of(spec: Spec, known: Mapping[str, int] | None = None) -> tuple[Cell, ...]:

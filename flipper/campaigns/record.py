@@ -16,7 +16,8 @@ REFUSED, CRASH, HANG = "refused", "crash", "hang"
 class RunRecord:
     """One run. Numbers that a run didn't come to are None.
 
-    kind: of KINDS. cell, trial: of a trial or audit; of a null trial its number, of others 0. ended: see above.
+    kind: of KINDS. checkpoint: that a user's command resumed from, unaltered; None with a recipe.
+    cell, trial: of a trial or audit; of a null trial its number, of others 0. ended: see above.
     steps: (step, loss, gradient norm) in order; evals: (step, loss, metric); replicas: (step, largest difference).
     detected: (detector, step, rank). faults: (tensor, element, bits, before, after), the first thousand of `struck`.
     weight: of the trial among those of its cell, where faults are not drawn uniformly. plan: a key that is equal for
@@ -26,6 +27,7 @@ class RunRecord:
     kind: str
     parallel: str
     training_seed: int
+    checkpoint: str | None = None
     cell: int = -1
     trial: int = 0
     seed: int | None = None

@@ -20,9 +20,9 @@ MIGRATIONS: Final = (
     """
     CREATE TABLE runs (
         kind TEXT NOT NULL, cell INTEGER NOT NULL, trial INTEGER NOT NULL, parallel TEXT NOT NULL,
-        training_seed TEXT NOT NULL, fingerprint TEXT NOT NULL, plan TEXT NOT NULL,
+        training_seed TEXT NOT NULL, checkpoint TEXT NOT NULL, fingerprint TEXT NOT NULL, plan TEXT NOT NULL,
         summary TEXT NOT NULL, detail BLOB NOT NULL,
-        PRIMARY KEY (kind, cell, trial, parallel, training_seed, fingerprint)
+        PRIMARY KEY (kind, cell, trial, parallel, training_seed, checkpoint, fingerprint)
     );
     CREATE INDEX by_plan ON runs (plan) WHERE plan != '';
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -55,13 +55,13 @@ class Store:
         """Store runs, all or none; one that is there already stays as it is."""
         rows = [
             (
-                r.kind, r.cell, r.trial, r.parallel, str(r.training_seed), r.fingerprint, r.plan,
+                r.kind, r.cell, r.trial, r.parallel, str(r.training_seed), r.checkpoint or "", r.fingerprint, r.plan,
                 json.dumps(r.summary(), separators=(",", ":")), zlib.compress(json.dumps(r.detail()).encode(), 6),
             )
             for r in records
         ]  # fmt: skip
         with self._told(), self._database as database:
-            database.executemany("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?,?,?,?)", rows)
+            database.executemany("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
 
     def set_fact(self, name: str, value: Any) -> None:
         """Keep a value of the whole campaign, such as the seconds it has run."""
@@ -77,7 +77,7 @@ class Store:
         """Stored runs of these kinds, by kind, cell and trial; without `detail` their long series are empty."""
         marks = ",".join("?" * len(kinds))
         columns = "summary, detail" if detail else "summary"
-        order = "kind, cell, trial, parallel, training_seed, fingerprint"
+        order = "kind, cell, trial, parallel, training_seed, checkpoint, fingerprint"
         with self._told():
             for summary, *long in self._database.execute(
                 f"SELECT {columns} FROM runs WHERE kind IN ({marks}) ORDER BY {order}", kinds
@@ -200,11 +200,13 @@ def _holder(lock: Path) -> dict[str, Any]:
 
 def _started(process: int | None) -> str | None:
     """When a process of this machine began, in clock ticks since it booted; None when there is none."""
+    if process is None:
+        return None
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
-        with suppress(OSError, TypeError):
-            os.kill(process or -1, 0)
+        with suppress(OSError):
+            os.kill(process, 0)  # where there is no /proc
             return "running"
         return None

@@ -25,38 +25,45 @@ COMMANDS: Final = {
     "convert": "Write a checkpoint in another format, without loss.",
     "size": "Trials needed for a margin of error, or the margin they give.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
+    "campaign": "Run thousands of trials and compare what they come to.",
     "completion": "Print the completion script for a shell.",
 }
 """Command -> its short help. The command `x` is `command` in flipper/cli/x.py; a test keeps both in step."""
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands from COMMANDS and imports one only to run it."""
+    """A group that lists its commands from a table and imports one only to run it.
+
+    table: command -> its short help. package: where the modules of their names lie, each with its `command`.
+    """
+
+    table: dict[str, str] = COMMANDS
+    package = "flipper.cli"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
+        if name not in self.table:
             return None
-        command: click.Command = import_module(f"flipper.cli.{name}").command
+        command: click.Command = import_module(f"{self.package}.{name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+        if name not in self.table and not name.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, COMMANDS)
+            close = get_close_matches(name, self.table)
             ctx.fail(f"no command {name!r}; " + (f"did you mean {' or '.join(close)}?" if close else
-                                                 f"known: {', '.join(COMMANDS)}"))  # fmt: skip
+                                                 f"known: {', '.join(self.table)}"))  # fmt: skip
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(self.table.items()))
 
 
 @click.group(

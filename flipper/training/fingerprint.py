@@ -20,7 +20,7 @@ def fingerprint(device: str) -> dict[str, str]:
     return {
         "cpu": processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": str(torch.__version__),  # a str of a type of torch's own, which would have the launching process import it
+        "torch": str(torch.__version__),  # of a type of torch's own, which the launching process would have to import
         "threads": str(torch.get_num_threads()),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }

@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Final
 
-from flipper.errors import FlipperError, TrainingError
+from flipper.errors import FlipperError, HangError, TrainingError
 from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
 
@@ -162,12 +162,12 @@ class _Ranks:
         if failures:
             raise self._cause(failures)
 
-    def _late(self, limit: float | None, silence: float) -> TrainingError:
+    def _late(self, limit: float | None, silence: float) -> HangError:
         if limit is not None:
-            return TrainingError(f"the run was ended after its limit of {limit:g} s")
+            return HangError(f"the run was ended after its limit of {limit:g} s")
         stopped = self._stopped()
         who = f"rank {stopped} is stopped" if stopped is not None else "no rank made a step or gave another sign"
-        return TrainingError(f"{who}; ended after {silence:g} s of silence (--timeout sets how long)")
+        return HangError(f"{who}; ended after {silence:g} s of silence (--timeout sets how long)")
 
     def _stopped(self) -> int | None:
         """The first rank that a signal (SIGSTOP) or a debugger has stopped."""
@@ -189,7 +189,7 @@ class _Ranks:
                 manner = _manner(self.processes[rank].exitcode)
                 return TrainingError(f"rank {rank} of {count} died ({manner}){self._last_words(rank)}")
         if (stopped := self._stopped()) is not None:
-            return TrainingError(f"rank {stopped} of {count} is stopped; the others gave up waiting for it (--timeout)")
+            return HangError(f"rank {stopped} of {count} is stopped; the others gave up waiting for it (--timeout)")
         rank, first = min(
             ((rank, failure) for rank, failure in failures.items() if failure), key=lambda pair: pair[1].time
         )

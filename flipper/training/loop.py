@@ -314,8 +314,9 @@ class Run:
                 raise OutputError(f"{path} exists; choose another --save folder or remove it")
 
     def _saves_at(self, step: int) -> bool:
-        every = self.spec.save_every
-        return self.spec.save is not None and (step == self.total or (every > 0 and step % every == 0))
+        every, epoch = self.spec.save_every, self.spec.save_epoch
+        due = step == self.total or (every > 0 and step % every == 0) or (epoch and step == epoch * self.batches)
+        return self.spec.save is not None and bool(due)
 
     def _path(self, step: int) -> Path:
         assert self.spec.save

@@ -50,7 +50,8 @@ class TrainSpec:
 
     steps, epochs: where it ends, counted from the beginning of training; without either the recipe's own epochs.
     seed: of initialisation, data order and dropout; None takes the resumed checkpoint's.
-    save: folder for checkpoints, one at the end and one every `save_every` steps (0: only at the end).
+    save: folder for checkpoints, one at the end and one every `save_every` steps (0: only at the end), and one at the
+    end of epoch `save_epoch`.
     timeout: seconds after which a rank that waits for another one gives up.
     data_dir: where recipes find data that isn't installed with a package.
     allreduce: "ordered" sums gradients in rank order, "native" as the backend does.
@@ -79,6 +80,7 @@ class TrainSpec:
     reach: str = "all"
     probe_every: int = 0
     detect: tuple[str, ...] = ()
+    save_epoch: int | None = None
     evaluate_every: int = 0
     watch: Watch | None = None
 

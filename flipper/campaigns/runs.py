@@ -1,0 +1,350 @@
+"""The runs of a recipe's campaign: golden, control, null trials and struck trials, each a training run."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
+from flipper.campaigns.folder import Campaign
+from flipper.campaigns.record import COMPLETED, CRASH, HANG, IDENTICAL, REFUSED, RunRecord
+from flipper.campaigns.spec import Spec
+from flipper.errors import CheckpointError, HangError, MismatchError, TrainingError, UsageError
+from flipper.faults.draw import draw
+from flipper.faults.plan import FaultPlan
+from flipper.injection.inject import inject
+from flipper.injection.manifest import Manifest
+from flipper.training.faults_file import LiveFaults
+from flipper.training.fingerprint import machine_fingerprint
+from flipper.training.layouts import Parallel
+from flipper.training.run import train
+from flipper.training.spec import SUFFIXES, Event, TrainSpec, Watch
+
+FAULTS_KEPT: Final = 1000
+"""Faults of a trial that are stored one by one."""
+
+SLOWER: Final = 20.0
+"""How many times as long as its golden run a trial may take before it counts as hung."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden run and its control, and the files that trials start from and are measured by.
+
+    clean: the checkpoint that is altered. last: the final one. digests: step -> resume digest on the way.
+    """
+
+    golden: RunRecord
+    control: RunRecord
+    clean: Path
+    last: Path
+    digests: Mapping[int, str]
+
+
+@dataclass
+class Listener:
+    """Takes in the events of a run and keeps what a record needs; `record` makes it."""
+
+    metric: str
+    started: bool = False
+    events: dict[str, Any] = field(default_factory=dict)
+    steps: list[tuple[int, float, float]] = field(default_factory=list)
+    evals: list[tuple[int, float, float]] = field(default_factory=list)
+    replicas: list[tuple[int, float]] = field(default_factory=list)
+    detected: list[tuple[str, int, int]] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    saved: dict[int, str] = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        match event["event"]:
+            case "start":
+                self.started = True
+                self.events["start"] = event
+            case "step":
+                self.steps.append((event["step"], event["loss"], event["grad_norm"]))
+            case "eval" if not event.get("replica"):
+                self.evals.append((event["step"], event["loss"], event[self.metric]))
+            case "replicas":
+                self.replicas.append((event["step"], event["max_abs_difference"]))
+            case "detect":
+                self.detected.append((event["detector"], event["step"], event["rank"]))
+            case "digest":
+                self.digests[event["step"]] = event["resume_digest"]
+            case "saved":
+                self.saved[event["step"]] = event["path"]
+            case "end":
+                self.events["end"] = event
+
+    def record(self, kind: str, parallel: str, training_seed: int, **values: Any) -> RunRecord:
+        """The record of the run."""
+        start, end = self.events.get("start", {}), self.events.get("end", {})
+        return RunRecord(
+            kind,
+            parallel,
+            training_seed,
+            ended=values.pop("ended", None) or end.get("stopped") or COMPLETED,
+            fingerprint=fingerprint_id(start["fingerprint"]) if start else fingerprint_id(machine_fingerprint()),
+            first_step=start.get("step", 0),
+            last_step=self.steps[-1][0] if self.steps else start.get("step", 0),
+            steps=self.steps,
+            evals=self.evals,
+            replicas=self.replicas,
+            detected=self.detected,
+            loss=self.steps[-1][1] if self.steps else None,
+            metric=self.evals[-1][2] if self.evals else None,
+            max_abs_parameter=end.get("max_abs_parameter"),
+            nonfinite=end.get("nonfinite"),
+            state_distance=end.get("state_distance"),
+            state_digest=end.get("state_digest", ""),
+            resume_digest=end.get("resume_digest", ""),
+            seconds=end.get("seconds", 0.0),
+            **values,
+        )
+
+
+def fingerprint_id(fingerprint: Mapping[str, str]) -> str:
+    """A short name for a kind of machine; the golden folder keeps what it stands for."""
+    text = json.dumps(fingerprint, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def golden_of(campaign: Campaign, start: Start) -> Golden:
+    """The golden run of a layout and training seed on this kind of machine, made if there is none; and its control.
+
+    Raises TrainingError when a run fails, or when the control differs: then no trial would mean anything.
+    """
+    machine = machine_fingerprint(campaign.spec.device)
+    return _golden(campaign, fingerprint_id(machine), start.parallel, start.training_seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(path: Path, changed: int) -> Golden:
+    document = json.loads(path.read_text("utf-8"))
+    clean, last = (path.parent / document[name] for name in ("clean", "last"))
+    digests = {int(step): digest for step, digest in document["digests"].items()}
+    return Golden(RunRecord(**document["golden"]), RunRecord(**document["control"]), clean, last, digests)
+
+
+def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golden:
+    home = campaign.folder.golden(machine, parallel, seed)
+    record = home / "golden.json"
+    if not record.exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as building:
+            _make_golden(campaign.spec, parallel, seed, Path(building))
+            try:
+                os.rename(building, home)
+            except OSError:  # another worker was first; its runs are the same, bit for bit
+                if not record.exists():
+                    raise
+            else:
+                os.mkdir(building)  # which the context takes away
+    return _loaded(record, record.stat().st_mtime_ns)
+
+
+def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
+    """Run golden and control, and keep their record, the clean checkpoint and the last one in the folder."""
+    whole = folder / "whole"
+    hear = Listener(spec.metric)
+    base = _train_spec(spec, parallel, seed=seed, save=whole, watch=Watch(stop=False))
+    if at_start := not (spec.inject_step or spec.inject_epoch):
+        train(replace(base, steps=0, epochs=None, watch=None), Listener(spec.metric))
+    train(replace(base, save_every=spec.inject_step or 0, save_epoch=spec.inject_epoch or None), hear)
+    golden = hear.record("golden", parallel, seed)
+    suffix = SUFFIXES[spec.checkpoint_format]
+    struck_at = 0 if at_start else spec.inject_step or min(hear.saved)
+    clean, last = (folder / f"{name}{suffix}" for name in ("clean", "last"))
+    (whole / f"step-{struck_at:06d}{suffix}").rename(clean)
+    (whole / f"step-{golden.last_step:06d}{suffix}").rename(last)
+    shutil.rmtree(whole)
+    told = Listener(spec.metric)
+    watch = Watch(_asked(struck_at, golden.last_step), reference=last, stop=False)
+    train(_train_spec(spec, parallel, resume=clean, watch=watch), told)
+    control = told.record("control", parallel, seed)
+    if (problem := _parts(golden, control)) is not None:
+        raise TrainingError(
+            f"the control differs from the golden run under {parallel}, training seed {seed}: {problem}. "
+            "Trials would show that difference and not the faults'; make training deterministic first"
+        )
+    document = {
+        "machine": hear.events["start"]["fingerprint"],
+        "clean": clean.name,
+        "last": last.name,
+        "digests": told.digests,
+        "golden": {**golden.summary(), **golden.detail()},
+        "control": {**control.summary(), **control.detail()},
+    }
+    (folder / "golden.json").write_text(json.dumps(document), "utf-8")
+
+
+def _asked(start: int, end: int) -> frozenset[int]:
+    """The steps after which a trial is compared with its golden run: 1, 2, 4, 8 ... after the strike."""
+    return frozenset(start + (1 << power) for power in range(64) if start + (1 << power) < end)
+
+
+def _parts(golden: RunRecord, control: RunRecord) -> str | None:
+    """Where the control leaves the golden run; None where it doesn't."""
+    later = [each for each in golden.steps if each[0] > control.first_step]
+    for mine, other in zip(later, control.steps, strict=False):
+        if tuple(mine) != tuple(other):
+            return f"at step {mine[0]} the loss is {mine[1]!r} and in the control {other[1]!r}"
+    if (golden.state_digest, golden.resume_digest) != (control.state_digest, control.resume_digest):
+        return f"the losses are equal, but the states after step {golden.last_step} are not"
+    return None
+
+
+def _train_spec(spec: Spec, parallel: str, **values: Any) -> TrainSpec:
+    assert spec.recipe is not None
+    layout = Parallel.parse(parallel)
+    return TrainSpec(
+        spec.recipe,
+        layout,
+        steps=spec.steps,
+        epochs=spec.epochs,
+        device=spec.device,
+        timeout=spec.timeout,
+        data_dir=None if spec.data_dir is None else Path(spec.data_dir),
+        checkpoint_format=spec.checkpoint_format,
+        evaluate_every=spec.evaluate_every,
+        probe_every=spec.probe_every if layout.replicated else 0,
+        detect=tuple(name for name in spec.detect if name != "replicas" or layout.replicated),
+        **values,
+    )
+
+
+def null_trial(campaign: Campaign, start: Start, number: int) -> RunRecord:
+    """A clean run resumed like a trial, with another data order and other generators: what chance alone does."""
+    spec = campaign.spec
+    golden, seed = golden_of(campaign, start), start.training_seed
+    digest = hashlib.sha256(f"{spec.seed}\0null\0{seed}\0{number}".encode()).digest()
+    other = int.from_bytes(digest[:8], "little")
+    watch = Watch(reference=golden.last, stop=False)
+    run = _train_spec(spec, start.parallel, resume=golden.clean, seed=other, watch=watch)
+    return _followed(spec, run, golden, kind="null", training_seed=seed, trial=number, seed=other)
+
+
+def plan_of(campaign: Campaign, cell: Cell, trial: int, clean: Path) -> FaultPlan:
+    """The faults of a trial, drawn in a clean checkpoint."""
+    if campaign.spec.census:
+        from flipper.campaigns.census import nth_bit
+
+        return nth_bit(clean, cell.model, trial)
+    return draw(clean, cell.model, trial_seed(campaign.spec, cell, trial))
+
+
+def plan_key(plan: FaultPlan, cell: Cell, training_seed: int) -> str:
+    """Equal for trials whose runs are the same: equal faults in equal copies under one layout and training seed."""
+    digest = hashlib.sha256()
+    what = (cell.parallel, effective_reach(cell.parallel, cell.reach), training_seed, [t.name for t in plan.targets])
+    digest.update(repr(what).encode())
+    for column in (plan.target, plan.flat, plan.op, plan.mask, plan.value):
+        digest.update(column.astype("uint64").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def struck_trial(
+    campaign: Campaign, cell: Cell, trial: int, *, full: bool = False, keep: Path | None = None
+) -> RunRecord:
+    """One trial: strike the clean checkpoint, resume from it, and compare with the golden run on the way.
+
+    full: go on to the last step even where the future is known. keep: a folder for the altered checkpoint, its manifest
+    and the metrics. Raises OutputError where the disk fails; what the faults do to the run is its result.
+    """
+    spec, start = campaign.spec, start_of(campaign.spec, cell, trial)
+    golden, seed = golden_of(campaign, start), start.training_seed
+    plan = plan_of(campaign, cell, trial, golden.clean)
+    reach = effective_reach(cell.parallel, cell.reach)
+    with tempfile.TemporaryDirectory(prefix="flipper-trial-") as scratch:
+        altered = Path(scratch, golden.clean.name)
+        manifest = inject(golden.clean, altered, plan)
+        watch = Watch(golden=golden.digests, reference=golden.last, stop=not full)
+        run = _train_spec(spec, cell.parallel, resume=altered, watch=watch)
+        if reach != "all":
+            live = LiveFaults(plan, None, plan.seed or 0)
+            run = replace(run, resume=golden.clean, inject=live, at=golden.control.first_step, reach=reach)
+        record = _followed(
+            spec, run, golden, kind="audit" if full else "trial", training_seed=seed, cell=cell.number, trial=trial,
+            seed=plan.seed, reach=reach, plan=plan_key(plan, cell, seed), **_struck(manifest),
+        )  # fmt: skip
+        if keep is not None:
+            _keep(Path(scratch), keep, record)
+    return record
+
+
+def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunRecord:
+    """Train, and make a record of it even where it fails."""
+    hear = Listener(spec.metric)
+    ended, error = None, None
+    limit = spec.timeout + SLOWER * max(golden.golden.seconds, golden.control.seconds, 1.0)
+    try:
+        train(run, hear, limit=limit)
+    except (TrainingError, MismatchError, CheckpointError, UsageError) as failure:
+        if isinstance(failure, UsageError) and hear.started:
+            raise
+        ended = REFUSED if not hear.started else HANG if isinstance(failure, HangError) else CRASH
+        error = str(failure)
+    record = hear.record(parallel=str(run.parallel), ended=ended, error=error, **values)
+    if record.ended == IDENTICAL:
+        _finish_as(record, golden.golden)
+    return record
+
+
+def _finish_as(record: RunRecord, golden: RunRecord) -> None:
+    """The rest of a run that met its golden run: the golden run's."""
+    met = record.last_step
+    record.evals += [tuple(each) for each in golden.evals if each[0] > met]  # type: ignore[misc]
+    record.loss, record.metric = golden.loss, golden.metric
+    record.state_digest, record.resume_digest = golden.state_digest, golden.resume_digest
+    record.max_abs_parameter, record.nonfinite = golden.max_abs_parameter, golden.nonfinite
+    record.state_distance = 0.0
+
+
+def _struck(manifest: Manifest) -> dict[str, Any]:
+    """What a manifest says of the faults, for a record."""
+    rows = manifest.table.rows()
+    kept = [row for row, _ in zip(rows, range(FAULTS_KEPT), strict=False)]
+    return {
+        "faults": [(r["tensor"], r["flat"], r["bits"], r["before_value"], r["after_value"]) for r in kept],
+        "struck": len(manifest.table),
+        "struck_nonfinite": sum(not _finite(row["after_value"]) for row in kept),
+    }
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _keep(scratch: Path, keep: Path, record: RunRecord) -> None:
+    keep.mkdir(parents=True, exist_ok=True)
+    for file in scratch.iterdir():
+        shutil.copy2(file, keep / file.name)
+    (keep / "record.json").write_text(json.dumps({**record.summary(), **record.detail()}, indent=1), "utf-8")
+
+
+def run_golden(campaign: Campaign, start: Start) -> tuple[RunRecord, ...]:
+    """A golden run and its control."""
+    found = golden_of(campaign, start)
+    return found.golden, found.control
+
+
+def run_null(campaign: Campaign, start: Start, number: int) -> tuple[RunRecord, ...]:
+    """A null trial, and the golden run that it is compared with."""
+    return *run_golden(campaign, start), null_trial(campaign, start, number)
+
+
+def run_trial(
+    campaign: Campaign, cell: Cell, trial: int, full: bool = False, keep: bool = False
+) -> tuple[RunRecord, ...]:
+    """A trial, and the golden run that it is compared with."""
+    place = campaign.folder.trial(cell.number, trial) if keep else None
+    record = struck_trial(campaign, cell, trial, full=full, keep=place)
+    return *run_golden(campaign, start_of(campaign.spec, cell, trial)), record
