@@ -45,7 +45,7 @@ def run_campaign(
 @contextmanager
 def _scratch() -> Iterator[None]:
     """A folder for all temporary files of this process, which goes with it even when its threads are cut off."""
-    multiprocessing.util.get_temp_dir()  # type: ignore[attr-defined] # multiprocessing's own must outlast this one
+    multiprocessing.util.get_temp_dir()  # multiprocessing's own must outlast this one
     usual = tempfile.tempdir
     folder = tempfile.mkdtemp(prefix="flipper-campaign-")
     tempfile.tempdir = folder

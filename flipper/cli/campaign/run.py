@@ -21,7 +21,7 @@ from flipper.cli.output import emit, say
 @click.option("--shard", metavar="I/N", help="Only every N-th trial, from the I-th; each shard has its own database.")
 @SET
 @click.option("--keep", is_flag=True, help="Keep altered checkpoints, under trials/.")
-@click.option("--audit", type=click.FloatRange(0, 1), default=0.0, metavar="F", help="Part of shortened trials to rerun.")
+@click.option("--audit", type=click.FloatRange(0, 1), default=0.0, metavar="F", help="Part of the shortened to rerun.")
 @output_options
 def command(
     where: Path,
