@@ -12,6 +12,13 @@ from pathlib import Path
 from flipper.checkpoints.formats import DIRECTORIES
 from flipper.errors import FlipperError, OutputError
 
+PIECE = 1 << 18
+"""Bytes of a new file that are written together.
+
+For larger writes the kernel wants runs of free memory that a virtual machine often has to ask its host for: 2 GiB took
+2 to 6 s by 1 MiB and 0.7 s by 256 KiB.
+"""
+
 
 @contextmanager
 def atomic_output(

@@ -16,13 +16,10 @@ from flipper.checkpoints.archives import STORED, Archive, Entry
 from flipper.checkpoints.crc import crc_changes
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.inflate import inflated
-from flipper.checkpoints.output import atomic_output
+from flipper.checkpoints.output import PIECE, atomic_output
 
 Change = tuple[Int, Bytes]
 """Ascending offsets in the content of an entry, and what its bytes there are XORed with."""
-
-BLOCK = 1 << 20
-"""Bytes that are copied or compressed together."""
 
 ALIGNMENT = 64
 _PADDING = 0x4246
@@ -63,8 +60,8 @@ def _copy_entry(archive: Archive, entry: Entry, output: BinaryIO) -> None:
         missing = -(output.tell() + len(header) + len(rest) + 4) % ALIGNMENT
         extra = rest + struct.pack("<HH", _PADDING, missing) + b"Z" * missing
     output.write(header[:28] + struct.pack("<H", len(extra)) + header[30:] + extra)
-    for first in range(start, entry.limit, BLOCK):
-        output.write(archive.source.read(first, min(BLOCK, entry.limit - first)))
+    for first in range(start, entry.limit, PIECE):
+        output.write(archive.source.read(first, min(PIECE, entry.limit - first)))
 
 
 def _changed_crc(entry: Entry, change: Change) -> int:
@@ -100,8 +97,8 @@ def _compress(archive: Archive, entry: Entry, change: Change, output: BinaryIO) 
     content = inflated(archive, entry)
     deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = 0
-    for first in range(0, entry.size, BLOCK):
-        block = np.frombuffer(content.read(first, min(BLOCK, entry.size - first)), np.uint8).copy()
+    for first in range(0, entry.size, PIECE):
+        block = np.frombuffer(content.read(first, min(PIECE, entry.size - first)), np.uint8).copy()
         begin, end = np.searchsorted(offsets, [first, first + len(block)])
         block[offsets[begin:end] - first] ^= masks[begin:end]
         packed += output.write(deflater.compress(block.data))

@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flipper.checkpoints.output import PIECE
+
 FICLONE = 0x40049409
 """Linux: make a file share all blocks of another one (btrfs, XFS, bcachefs)."""
 
 CHUNK = 1 << 28
 """Bytes that one call may move: the kernel's limit is some 2 GiB, but it counts for progress only what is done."""
-
-BUFFER = 4 << 20
 
 Way = Callable[[int, int, int, int], int]
 """Copies some of the bytes [offset, offset + count) from one descriptor to another: reader, writer, offset, count.
@@ -103,5 +103,5 @@ def _sendfile(reader: int, writer: int, offset: int, count: int) -> int:
 
 
 def _read_write(reader: int, writer: int, offset: int, count: int) -> int:
-    data = os.pread(reader, min(count, BUFFER), offset)
+    data = os.pread(reader, min(count, PIECE), offset)
     return os.pwrite(writer, data, offset) if data else 0

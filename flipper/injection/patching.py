@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from flipper.checkpoints.elements import BLOCK, Bytes, Int
+from flipper.checkpoints.output import PIECE
 from flipper.injection.copying import Way, copy
 
 DENSE = 8
@@ -29,7 +30,7 @@ def copy_patched(source: Path, target: Path, offsets: Int, masks: Bytes) -> None
 
 def _altering(offsets: Int, masks: Bytes) -> Way:
     """The way to copy that XORs the bytes at `offsets` as they pass."""
-    buffer = np.empty(BLOCK, np.uint8)
+    buffer = np.empty(PIECE, np.uint8)
 
     def way(reader: int, writer: int, offset: int, count: int) -> int:
         block = buffer[: os.preadv(reader, [buffer[:count].data], offset)]

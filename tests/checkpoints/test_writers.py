@@ -362,6 +362,20 @@ def test_blocks_are_streamed_into_place(tmp_path, format):
 
 
 @pytest.mark.parametrize("format", ["pytorch", "safetensors", "hdf5"])
+def test_a_large_array_in_memory_is_written_in_pieces(tmp_path, format):
+    """A large tensor of some shape, and an empty one whose shape a memoryview can't be cast from."""
+    large = np.random.default_rng(5).standard_normal((300, 1001), np.float32)
+    nothing = np.zeros((2, 0), np.float32)
+    tensors = {
+        name: TensorData.from_bytes("float32", array.shape, memoryview(array))
+        for name, array in (("large", large), ("nothing", nothing))
+    }
+    assert max(map(len, tensors["large"].blocks())) < large.nbytes / 4
+    write(flat(tensors), tmp_path / "a", format)
+    assert large.tobytes() in (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["pytorch", "safetensors", "hdf5"])
 def test_the_same_contents_give_the_same_bytes(tmp_path, format):
     contents = flat({"w": some("float32", 20), "v": some("bfloat16", 3)}, {"x": "w"})
     write(contents, tmp_path / "a", format)

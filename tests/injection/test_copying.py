@@ -147,7 +147,9 @@ def test_blocks_of_any_size_give_the_bytes_of_one_fault_at_a_time(
 ) -> None:
     size = data.draw(st.integers(1, 300))
     faults = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 255)), max_size=60))
-    monkeypatch.setattr(patching, "BLOCK", data.draw(st.sampled_from([1, 7, 64])))
+    together = data.draw(st.sampled_from([1, 7, 64]))
+    monkeypatch.setattr(patching, "BLOCK", together)
+    monkeypatch.setattr(patching, "PIECE", together)
     monkeypatch.setattr(patching, "DENSE", data.draw(st.sampled_from([0, 1000])))  # altered while or after it is copied
     shared = data.draw(st.booleans())
     monkeypatch.setattr(copying, "clone", copied_whole if shared else lambda *_: False)

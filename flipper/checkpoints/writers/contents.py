@@ -12,13 +12,11 @@ from flipper import bits
 from flipper.bits import BitLayout
 from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
+from flipper.checkpoints.output import PIECE
 from flipper.checkpoints.structure import Keys, walk
 from flipper.checkpoints.tensor import Tensor
 from flipper.checkpoints.tree import Leaf, Opaque, Tree
 from flipper.errors import CheckpointError, UsageError
-
-BLOCK_BYTES = 4 << 20
-"""Bytes of one block of a tensor that lies in one run."""
 
 MAX_UNFOLDING = 2000
 """Bytes of tensors for each byte of file, and at least 1 GiB; deflate's best is 1032."""
@@ -41,8 +39,10 @@ class TensorData:
     @classmethod
     def from_bytes(cls, dtype: str, shape: tuple[int, ...], buffer: Buffer) -> TensorData:
         """A tensor that is in memory already: its bytes row-major and little-endian, not copied."""
-        data = cls(dtype, shape, lambda: (buffer,))
-        seen = memoryview(buffer).nbytes
+        view = memoryview(buffer)
+        octets = view.cast("B") if view.nbytes else b""
+        seen = len(octets)
+        data = cls(dtype, shape, lambda: (octets[first : first + PIECE] for first in range(0, seen, PIECE)))
         if seen != data.nbytes:
             raise ValueError(f"{dtype}{list(shape)} needs {data.nbytes} bytes, the buffer has {seen}")
         return data
@@ -173,8 +173,8 @@ def _blocks(checkpoint: Checkpoint, tensor: Tensor) -> Iterator[Buffer]:
             yield _little_endian(block, tensor.layout)
         return
     source = checkpoint.sources[tensor.place.file]
-    for first in range(0, tensor.nbytes, BLOCK_BYTES):
-        yield source.read(start + first, min(BLOCK_BYTES, tensor.nbytes - first))
+    for first in range(0, tensor.nbytes, PIECE):
+        yield source.read(start + first, min(PIECE, tensor.nbytes - first))
 
 
 def _little_endian(block: Bits, layout: BitLayout) -> bytes:
