@@ -40,7 +40,7 @@ def over_seeds(values: Sequence[float], confidence: float = 0.95) -> OverSeeds:
     from scipy.special import stdtrit
 
     check_confidence(confidence)
-    if not values:
+    if not len(values):
         raise UsageError("seeds: no value to average; at least one training seed is needed")
     mean = fmean(values)
     if len(values) == 1:

