@@ -57,6 +57,10 @@ class Cell:
         rest = (f"{axis}={_short(value)}" for axis, value in self.axes.items() if axis != "parallel")
         return " ".join((self.parallel, *rest))
 
+    def record(self) -> dict[str, Any]:
+        """As it stands in campaign.json."""
+        return {"cell": self.number, "axes": dict(self.axes), "trials": self.trials}
+
     def without(self, *axes: str) -> str:
         """The key of the cells that differ from this one in these axes only."""
         return canonical({axis: value for axis, value in self.axes.items() if axis not in axes})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from flipper.campaigns.cells import Cell, cells_of
+from flipper.campaigns.cells import Cell, canonical, cells_of
 from flipper.campaigns.spec import Spec
 from flipper.checkpoints.output import atomic_output
 from flipper.errors import OutputError, UsageError
@@ -75,7 +75,7 @@ def open_campaign(path: Path) -> Campaign:
     try:
         document = json.loads(folder.campaign.read_text("utf-8"))
         spec = Spec.from_record(document["spec"])
-        numbers = {str(key): int(number) for key, number in document["cells"].items()}
+        numbers = {canonical(cell["axes"]): int(cell["cell"]) for cell in document["cells"]}
     except FileNotFoundError:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json; `campaign run` makes one") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,7 +93,7 @@ def settle(spec: Spec, path: Path, finished: Mapping[int, int]) -> Campaign:
     campaign = Campaign(folder, spec, cells_of(spec))
     if folder.campaign.exists():
         campaign = _grown(open_campaign(path), spec, finished)
-    document = {"spec": spec.record(), "cells": {cell.key: cell.number for cell in campaign.cells}}
+    document = {"spec": spec.record(), "cells": [cell.record() for cell in campaign.cells]}
     try:
         path.mkdir(parents=True, exist_ok=True)
         with atomic_output(folder.campaign, force=True) as partial:

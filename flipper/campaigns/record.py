@@ -20,6 +20,7 @@ class RunRecord:
     cell, trial: of a trial or audit; of a null trial its number, of others 0. ended: see above.
     steps: (step, loss, gradient norm) in order; evals: (step, loss, metric); replicas: (step, largest difference).
     detected: (detector, step, rank). faults: (tensor, element, bits, before, after), the first thousand of `struck`.
+    resident: per rank, the bits that it keeps in memory, by what they are. population: eligible bits of the faults.
     weight: of the trial among those of its cell, where faults are not drawn uniformly. plan: a key that is equal for
     equal faults under one layout. reused: (cell, trial) that had the same plan, whose result this is.
     """
@@ -51,6 +52,8 @@ class RunRecord:
     faults: list[tuple[str, int, list[int], Any, Any]] = field(default_factory=list)
     struck: int = 0
     struck_nonfinite: int = 0
+    resident: list[dict[str, int]] = field(default_factory=list)
+    population: int = 0
     weight: float = 1.0
     plan: str = ""
     reused: tuple[int, int] | None = None

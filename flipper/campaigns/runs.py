@@ -18,6 +18,7 @@ from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, tria
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.record import COMPLETED, CRASH, HANG, IDENTICAL, REFUSED, RunRecord
 from flipper.campaigns.spec import Spec
+from flipper.campaigns.weighting import weight_of
 from flipper.errors import CheckpointError, HangError, MismatchError, TrainingError, UsageError
 from flipper.faults.draw import draw
 from flipper.faults.plan import FaultPlan
@@ -104,6 +105,7 @@ class Listener:
             max_abs_parameter=end.get("max_abs_parameter"),
             nonfinite=end.get("nonfinite"),
             state_distance=end.get("state_distance"),
+            resident=end.get("resident", []),
             state_digest=end.get("state_digest", ""),
             resume_digest=end.get("resume_digest", ""),
             seconds=end.get("seconds", 0.0),
@@ -273,7 +275,8 @@ def struck_trial(
             run = replace(run, resume=golden.clean, inject=live, at=golden.control.first_step, reach=reach)
         record = _followed(
             spec, run, golden, kind="audit" if full else "trial", training_seed=seed, cell=cell.number, trial=trial,
-            seed=plan.seed, reach=reach, plan=plan_key(plan, cell, seed), **_struck(manifest),
+            seed=plan.seed, reach=reach, plan=plan_key(plan, cell, seed),
+            weight=weight_of(golden.clean, cell.model, plan), **_struck(manifest),
         )  # fmt: skip
         if keep is not None:
             _keep(Path(scratch), keep, record)
@@ -315,6 +318,7 @@ def _struck(manifest: Manifest) -> dict[str, Any]:
     return {
         "faults": [(r["tensor"], r["flat"], r["bits"], r["before_value"], r["after_value"]) for r in kept],
         "struck": len(manifest.table),
+        "population": (manifest.population or {}).get("bits", 0),
         "struck_nonfinite": sum(not _finite(row["after_value"]) for row in kept),
     }
 

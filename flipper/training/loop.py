@@ -27,7 +27,7 @@ from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
 from flipper.training.spec import ALWAYS, TrainSpec, Watch, checkpoint_path
 from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradients, strike_state
-from flipper.training.watch import all_nonfinite, joined_digest, measure
+from flipper.training.watch import all_nonfinite, joined_digest, measure, resident_bits
 
 EVALUATED: Final = 2048
 """Test samples that go through the model together: activations of a large set would take gigabytes."""
@@ -282,9 +282,12 @@ class Run:
         digest = self.resume_digest()
         state = self.layout.gather()
         measured: dict[str, object] = {}
-        if self.spec.watch is not None and self.place.rank == 0:
-            parameters = frozenset(name for name, _ in self.whole.named_parameters())
-            measured = {"stopped": self.stopped, **measure(state, parameters, self.spec.watch.reference)}
+        if self.spec.watch is not None:
+            resident = self.layout.grid.everyone(resident_bits(self.layout))
+            measured = {"stopped": self.stopped, "resident": resident}
+            if self.place.rank == 0:
+                parameters = frozenset(name for name, _ in self.whole.named_parameters())
+                measured |= measure(state, parameters, self.spec.watch.reference)
         self.emit(
             "end",
             step=self.progress.step,

@@ -50,6 +50,20 @@ def measure(state: State, parameters: frozenset[str], reference: Path | None) ->
     }
 
 
+def resident_bits(layout: Layout) -> dict[str, int]:
+    """What this rank keeps in memory from step to step, in bits: parameters, gradients, buffers, optimizer state.
+
+    Activations and what libraries hold beside are not counted.
+    """
+    parameters = {f"model.{name}" for name, _ in layout.module.named_parameters()}
+    bits = dict.fromkeys(("parameters", "gradients", "buffers", "optimizer"), 0)
+    for name, shard in layout.live().items():
+        kind = "parameters" if name in parameters else "optimizer" if name.startswith("optimizer.") else "buffers"
+        bits[kind] += shard.tensor.numel() * shard.tensor.element_size() * 8
+    bits["gradients"] = bits["parameters"]
+    return bits
+
+
 def distance(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
     """Relative L2 distance of a model's floating-point tensors from those of another state, reckoned in double."""
     apart = whole = 0.0
