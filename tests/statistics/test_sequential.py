@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from flipper.errors import UsageError
+from flipper.statistics.boundary import least_coverage, stops_at
 from flipper.statistics.intervals import Interval, clopper_pearson
 from flipper.statistics.sequential import Decision, Plan
 
@@ -67,6 +68,20 @@ def test_the_least_coverage_is_reached():
     beside = [end * (1 + side) for end in ends[(ends > 0) & (ends <= 0.5)] for side in (-1e-9, 1e-9)]
     least = min(walked(proportion, 0.1, plan.alpha, plan.looks)[0] for proportion in beside)
     assert least == pytest.approx(plan.coverage, abs=1e-6)
+
+
+@pytest.mark.parametrize(("margin", "cap"), [(0.05, None), (0.1, 90)])
+def test_leaving_out_what_is_improbable_changes_nothing(margin, cap):
+    """Coverage with every stop summed at every proportion, at the ends of intervals and on a grid."""
+    plan = Plan.for_margin(margin, 0.95, cap)
+    stops = stops_at(plan.looks, plan.bounds, plan.alpha)
+    ends = np.concatenate([end for stop in stops for end in (stop.low, stop.high)])
+    proportions = np.concatenate([ends[(ends > 0) & (ends <= 0.5)], np.arange(1, 1001) / 2000])
+    covered = np.zeros(len(proportions))
+    for stop in stops:
+        inside = (stop.low[:, None] < proportions) & (proportions < stop.high[:, None])
+        covered += (stop.chances(proportions) * inside).sum(axis=0)
+    assert least_coverage(stops) == pytest.approx(covered.min(), abs=1e-12) == pytest.approx(plan.coverage)
 
 
 def test_without_lowering_the_promise_is_broken():

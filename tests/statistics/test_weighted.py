@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import beta, binom
 from statsmodels.stats.weightstats import DescrStatsW
 
 from flipper.errors import UsageError
@@ -110,6 +110,16 @@ def test_kish_by_hand():
     estimate, found = weighted_proportion([False] * 3, [1, 1, 4])
     assert estimate == 0
     assert (found.low, found.high) == (0, pytest.approx(1 - 0.025 ** (1 / 2)))
+
+
+def test_the_linearised_variance_by_hand():
+    """One heavy hit: p = 5/14, variance (25 (9/14)^2 + 9 (5/14)^2) / 14^2, which is 3.92 trials where Kish has 5.76."""
+    estimate, found = weighted_proportion([True] + [False] * 9, [5] + [1] * 9)
+    variance = (25 * (9 / 14) ** 2 + 9 * (5 / 14) ** 2) / 14**2
+    effective = 5 / 14 * 9 / 14 / variance
+    assert estimate == pytest.approx(5 / 14)
+    assert found.low == pytest.approx(beta.ppf(0.025, 5 / 14 * effective, 9 / 14 * effective + 1))
+    assert found.high == pytest.approx(beta.ppf(0.975, 5 / 14 * effective + 1, 9 / 14 * effective))
 
 
 def test_unseen_weight_widens():
