@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from flipper.checkpoints.output import atomic_output, writing
 from flipper.errors import FlipperError
-from flipper.injection.table import FaultTable, table_from_npz, table_from_rows
+from flipper.injection.stored_table import table_from_npz, table_from_rows
+from flipper.injection.table import FaultTable
 from flipper.strict_json import text
 
 SCHEMA = "flipper-manifest/1"
@@ -209,10 +211,23 @@ def read_manifest(manifest: str | os.PathLike[str]) -> Manifest:
     except FlipperError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise FlipperError(f"{path} is a damaged manifest: {str(error)[:100] or type(error).__name__}") from error
+        cause = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise FlipperError(f"{path} is a damaged manifest: {cause[:100]}") from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "source": (dict,), "output": (dict,), "spec": (dict,), "population": (dict, NoneType), "strata": (list,),
+    "drawn": (int,), "seed": (int, NoneType), "draw": (str, NoneType), "sizes": (dict,), "rewritten": (bool,),
+    "keep_checksums": (bool,), "created": (str, NoneType), "argv": (list,), "flipper": (str,), "faults": (dict, list),
+    "patches": (list,), "targets": (list,),
+}  # fmt: skip
+"""What a member of the document is."""
 
 
 def _manifest(document: dict[str, Any], path: Path) -> Manifest:
+    for name, kinds in _KINDS.items():
+        if type(document[name]) not in kinds:
+            raise ValueError(f"{name!r} is {document[name]!r:.40}")
     faults = document["faults"]
     if isinstance(faults, dict):
         table = table_from_npz(_table_bytes(path.parent / Path(faults["file"]).name, faults["sha256"]))

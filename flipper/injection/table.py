@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -19,7 +16,6 @@ from flipper import bits
 from flipper.bits.layout import Bits
 from flipper.checkpoints.checkpoint import Checkpoint
 from flipper.checkpoints.elements import Int
-from flipper.errors import FlipperError
 from flipper.faults.effects import FLIP, OPS, strike
 from flipper.faults.plan import FaultPlan, Ops, Target, equal_fields
 from flipper.injection.changes import Changes
@@ -169,7 +165,7 @@ class FaultTable:
             "files": self.files,
         }
         return {name: np.array(text, np.str_) for name, text in texts.items()} | {
-            name: getattr(self, name) for name in _ARRAYS
+            name: getattr(self, name) for name in ARRAYS
         }
 
 
@@ -181,10 +177,11 @@ def _marked(dtype: str, mask: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return positions, tuple(dict.fromkeys(layout.field_of(position) for position in reversed(positions)))
 
 
-_ARRAYS = {
+ARRAYS = {
     "tensor": np.int64, "flat": np.int64, "op": np.uint8, "mask": np.uint64, "value": np.uint64, "before": np.uint64,
     "after": np.uint64, "file": np.int64, "offset": np.int64,
 }  # fmt: skip
+"""The columns of a stored table."""
 
 
 def table_of(checkpoint: Checkpoint, changes: Changes, files: Sequence[str]) -> FaultTable:
@@ -201,64 +198,6 @@ def table_of(checkpoint: Checkpoint, changes: Changes, files: Sequence[str]) -> 
         before[rows] = checkpoint.read_bits(one.tensor, one.flat) if one.before is None else one.before
         after[rows] = strike(before[rows], columns.op[rows], columns.mask[rows], columns.value[rows])
     return FaultTable(tensors, tuple(files), numbers, before=before, after=after, **vars(columns))
-
-
-def table_from_rows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> FaultTable:
-    """The table of a manifest's inline rows; shapes: of each tensor by name.
-
-    Raises FlipperError naming the row that can't be read.
-    """
-    tensors: dict[str, StruckTensor] = {}
-    numbers: dict[str, int] = {}
-    files: dict[str, int] = {}
-    columns: dict[str, list[int]] = {name: [] for name in _ARRAYS}
-    for number, row in enumerate(rows):
-        try:
-            name = row["tensor"]
-            if name not in tensors:
-                bits.layout(row["dtype"])
-                tensors[name] = StruckTensor(name, row["dtype"], tuple(shapes[name]), tuple(row["aliases"]))
-                numbers[name] = len(numbers)
-            columns["tensor"].append(numbers[name])
-            columns["flat"].append(int(row["flat"]))
-            columns["op"].append(OPS.index(row["op"]))
-            columns["mask"].append(int(row["mask"], 16))
-            columns["value"].append(0 if row["value"] is None else int(row["value"], 16))
-            columns["before"].append(int(row["before"], 16))
-            columns["after"].append(int(row["after"], 16))
-            columns["file"].append(files.setdefault(row["file"], len(files)))
-            columns["offset"].append(-1 if row["offset"] is None else int(row["offset"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FlipperError(f"row {number} of the manifest's faults can't be read: {repr(error)[:100]}") from error
-    arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
-    return _checked(FaultTable(tuple(tensors.values()), tuple(files), **arrays))
-
-
-def table_from_npz(data: bytes) -> FaultTable:
-    """The table of a .npz archive that FaultTable.npz made; raises FlipperError for anything else."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            parts = [archive[name].tolist() for name in ("tensors", "aliases", "dtypes", "shapes", "files")]
-            columns = {name: archive[name].astype(kind) for name, kind in _ARRAYS.items()}
-        names, aliases, dtypes, shapes, files = parts
-        tensors = tuple(
-            StruckTensor(name, dtype, tuple(json.loads(shape)), tuple(json.loads(also)))
-            for name, also, dtype, shape in zip(names, aliases, dtypes, shapes, strict=True)
-        )
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise FlipperError(f"the manifest's table of faults can't be read: {str(error)[:100]}") from error
-    return _checked(FaultTable(tensors, tuple(files), **columns))
-
-
-def _checked(table: FaultTable) -> FaultTable:
-    """The table; raises FlipperError when a row names an element that its tensor hasn't got, or is out of order."""
-    if np.any(table.tensor[1:] < table.tensor[:-1]):
-        raise FlipperError("the rows of the manifest's faults are not ordered by tensor")
-    for tensor, rows in table.slices():
-        flat = table.flat[rows]
-        if not 0 <= flat.min() <= flat.max() < math.prod(tensor.dims):
-            raise FlipperError(f"the manifest strikes an element that {tensor.name} of its own shape hasn't got")
-    return table
 
 
 def _write_column(file: IO[bytes], column: Any) -> None:

@@ -15,6 +15,7 @@ from flipper.injection.manifest import Manifest, Patch, read_manifest, remove_ma
 from flipper.injection.patching import patch, write_runs
 from flipper.injection.recording import stacked_manifests
 from flipper.injection.scratch import clear_scratch
+from flipper.injection.table import StruckTensor
 
 
 def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None = None) -> Manifest:
@@ -60,8 +61,8 @@ def _file(target: Path, name: str) -> Path:
 
 
 def _check_patches(target: Path, record: Manifest) -> None:
-    for name, size in record.sizes.items():
-        _check_size(_file(target, name), size, [one for one in record.patches if one.file == name])
+    for name in sorted({one.file for one in record.patches} | set(record.sizes)):
+        _check_size(_file(target, name), record.sizes.get(name), [one for one in record.patches if one.file == name])
     for one in record.patches:
         path = _file(target, one.file)
         try:
@@ -75,13 +76,22 @@ def _check_patches(target: Path, record: Manifest) -> None:
             raise MismatchError(f"{path}: {what}; nothing was undone")
 
 
-def _check_size(path: Path, old: int, patches: list[Patch]) -> None:
-    """A file that was cut or went on growing meanwhile would not be what it was, whatever the patches put back."""
-    new = old + sum(len(one.after) - len(one.before) for one in patches)
+def _check_size(path: Path, before: int | None, patches: list[Patch]) -> None:
+    """A file that was cut or went on growing meanwhile would not be what it was, whatever the patches put back.
+
+    before: its size before the injection; None when that didn't change. A patch lies inside the file, or changes its
+    size at the end.
+    """
     try:
         size = path.stat().st_size
     except OSError as error:
         raise MismatchError(f"{path}: {error.strerror}") from error
+    old = size if before is None else before
+    new = old + sum(len(one.after) - len(one.before) for one in patches)
+    for one in patches:
+        ends = one.offset + len(one.before), one.offset + len(one.after)
+        if ends != (old, new) and not ends[0] == ends[1] <= min(old, new):
+            raise MismatchError(f"{path}: the patch at {one.offset} lies outside the file; nothing was undone")
     if not min(old, new) <= size <= max(old, new):
         what = f"it has {size} bytes, {old} before the injection and {new} after it"
         raise MismatchError(f"{path}: {what}; nothing was undone")
@@ -107,25 +117,27 @@ def _element_masks(target: Path, record: Manifest) -> dict[Path, Masks]:
     pieces: dict[str, list[Masks]] = {}
     with open_checkpoint(target) as checkpoint:
         for tensor, rows in record.table.slices():
-            _collect(checkpoint, tensor.name, record, rows, pieces)
+            _collect(checkpoint, tensor, record, rows, pieces)
         paths = {file: checkpoint.sources[file].path for file in pieces}
     kept = {file: parts for file, parts in pieces.items() if file not in record.sizes}
     return {paths[f]: combine(*(np.concatenate(c) for c in zip(*parts, strict=True))) for f, parts in kept.items()}
 
 
-def _collect(checkpoint: Checkpoint, name: str, record: Manifest, rows: slice, pieces: dict[str, list[Masks]]) -> None:
-    tensor = checkpoint.tensor(name)
+def _collect(
+    checkpoint: Checkpoint, struck: StruckTensor, record: Manifest, rows: slice, pieces: dict[str, list[Masks]]
+) -> None:
+    tensor = checkpoint.tensor(struck.name)
     table = record.table
+    if (tensor.dtype, tensor.shape) != (struck.dtype, struck.shape):
+        raise MismatchError(f"{struck.name} is not of the dtype and shape that the manifest names; nothing was undone")
     if not tensor.supported or not tensor.place.patchable:
         return
     flat, before, after = table.flat[rows], table.before[rows], table.after[rows]
-    if len(flat) and int(flat.max()) >= tensor.elements:
-        raise MismatchError(f"{name} has {tensor.elements} elements; the manifest names number {int(flat.max())}")
     now = checkpoint.read_bits(tensor, flat)
     xor, change = now ^ before, before ^ after
     if np.any(xor & ~change):
         where = int(flat[np.flatnonzero(xor & ~change)[0]])
-        raise MismatchError(f"{name}, element {where} is neither as before nor as after; nothing was undone")
+        raise MismatchError(f"{struck.name}, element {where} is neither as before nor as after; nothing was undone")
     for part in tensor.place.locate(tensor.dims, tensor.layout, flat):
         masks = byte_masks(part.offsets, xor[part.where], tensor.layout, part.order, part.shifts)
         pieces.setdefault(part.file, []).append(masks)

@@ -158,7 +158,9 @@ def test_names_that_lead_out_of_the_checkpoint_are_refused(tmp_path: Path) -> No
     [
         {"tensor": 5}, {"flat": -1}, {"flat": 1 << 70}, {"flat": "x"}, {"mask": 7}, {"mask": "0x1" + "0" * 16},
         {"dtype": "float33"}, {"op": "turn"}, {"aliases": 3}, {"offset": "far"}, {"before": None}, {"value": "zz"},
-        {"flat": 4000},
+        {"flat": 4000}, {"flat": 1.5}, {"flat": True}, {"offset": 1.5}, {"offset": -2}, {"file": None},
+        {"aliases": "ab"}, {"aliases": [1]}, {"before": "0x1"}, {"after": "-0x1"}, {"mask": "0x3"}, {"op": "write"},
+        {"dtype": ["float32"]},
     ],
 )  # fmt: skip
 def test_damaged_rows_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
@@ -170,6 +172,73 @@ def test_damaged_rows_are_refused(change: dict[str, Any], tmp_path: Path) -> Non
     for use in (lambda: undo(tmp_path / "out"), lambda: replay_plan(made.path), lambda: verify(source, made.path)):
         with pytest.raises(FlipperError):
             use()
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1, 2], [0, 1, 1], [2, 1, 0], [1, 0]])
+def test_rows_that_are_not_one_an_element_in_their_order_are_refused(order: list[int], tmp_path: Path) -> None:
+    """Undoing an element twice would leave it struck, and say that it was undone."""
+    source = safetensors_file(tmp_path)
+    made = inject(source, tmp_path / "out", drawn(source, layers=["a.weight"], count=3))
+    struck = (tmp_path / "out").read_bytes()
+    document = json.loads(made.path.read_text())
+    document["faults"] = [document["faults"][index] for index in order]
+    made.path.write_text(json.dumps(document))
+    for use in (lambda: undo(tmp_path / "out"), lambda: replay_plan(made.path), lambda: verify(source, made.path)):
+        with pytest.raises(FlipperError, match="one an element"):
+            use()
+    assert (tmp_path / "out").read_bytes() == struck
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output": None}, {"source": []}, {"spec": [1]}, {"spec": None}, {"population": 5}, {"drawn": "many"},
+        {"drawn": True}, {"seed": "x"}, {"seed": 1.5}, {"draw": 1}, {"strata": {}}, {"argv": None}, {"flipper": None},
+        {"created": 5}, {"keep_checksums": "no"}, {"rewritten": 0}, {"sizes": []}, {"patches": None}, {"targets": {}},
+        {"faults": None}, {"faults": "abc"}, {"faults": {"file": "x.npz"}}, {"faults": {"file": 5, "sha256": "a"}},
+        {"targets": [{"name": "w", "shape": ["a"]}]}, {"targets": [{"name": "w", "shape": [-1]}]}, {"targets": [5]},
+    ],
+)  # fmt: skip
+def test_a_member_of_another_kind_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    source = safetensors_file(tmp_path)
+    made = inject(source, tmp_path / "out", drawn(source))
+    made.path.write_text(json.dumps(json.loads(made.path.read_text()) | change))
+    with pytest.raises(FlipperError, match="manifest"):
+        read_manifest(made.path)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"offset": 10**12, "before": "00000000", "after": "01020304"},
+        {"offset": 100_000, "before": "", "after": "0102"},
+        {"offset": 0, "before": "0102", "after": ""},
+        {"offset": -1, "before": "00", "after": "01"},
+    ],
+)
+def test_a_patch_outside_the_file_is_refused(patch: dict[str, Any], tmp_path: Path) -> None:
+    """Undoing it would make the file grow, by a terabyte of nothing if need be."""
+    source = safetensors_file(tmp_path)
+    made = inject(source, tmp_path / "out", drawn(source))
+    struck = (tmp_path / "out").read_bytes()
+    document = json.loads(made.path.read_text())
+    document["patches"] = [{"file": "", **patch}]
+    made.path.write_text(json.dumps(document))
+    with pytest.raises(FlipperError):
+        undo(tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == struck
+
+
+@pytest.mark.parametrize("change", [{"shape": [4000, 1]}, {"shape": [5000]}, {"dtype": "int32"}])
+def test_undo_refuses_a_tensor_of_another_dtype_or_shape(change: dict[str, Any], tmp_path: Path) -> None:
+    source = safetensors_file(tmp_path)
+    made = inject(source, tmp_path / "out", drawn(source))
+    document = json.loads(made.path.read_text())
+    document["targets"][0].update(change)
+    document["faults"][0]["dtype"] = change.get("dtype", "float32")
+    made.path.write_text(json.dumps(document))
+    with pytest.raises(MismatchError, match="not of the dtype and shape"):
+        undo(tmp_path / "out")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": "flipper-manifest/1"}', "[" * 100_000, "\xff"])
