@@ -1,0 +1,133 @@
+"""A campaign file is checked key by key, and --set changes any of it."""
+
+from pathlib import Path
+
+import pytest
+
+from flipper.campaigns.spec import Spec, read_spec
+from flipper.errors import UsageError
+
+WHOLE = """
+[campaign]
+name = "small"
+seed = 7
+training_seeds = [1, 2]
+recipe = "digits-mlp"
+inject_epoch = 1
+epochs = 2
+trials = 5
+[axes]
+parallel = ["ddp:2", "pipeline:2"]
+bits = ["sign", "exponent"]
+count = 1
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "campaign.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_what_the_file_says_is_what_the_spec_holds(tmp_path: Path) -> None:
+    spec = read_spec(written(tmp_path, WHOLE))
+    assert (spec.name, spec.seed, spec.training_seeds, spec.trials) == ("small", 7, (1, 2), 5)
+    assert spec.slices[0].axes == {"parallel": ("ddp:2", "pipeline:2"), "bits": ("sign", "exponent"), "count": (1,)}
+
+
+def test_a_record_gives_the_same_spec_again(tmp_path: Path) -> None:
+    import json
+
+    spec = read_spec(written(tmp_path, WHOLE))
+    assert Spec.from_record(json.loads(json.dumps(spec.record()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "axis", "values"),
+    [
+        ("axes.count=1,10,100", "count", (1, 10, 100)),
+        ("axes.count=5", "count", (5,)),
+        ("axes.bits=mantissa", "bits", ("mantissa",)),
+        ("axes.bits=mantissa,sign", "bits", ("mantissa", "sign")),
+        ('axes.layer=["conv1"]', "layer", ("conv1",)),
+        ("axes.ber=1e-6,1e-5", "ber", (1e-6, 1e-5)),
+    ],
+)
+def test_set_replaces_an_axis(tmp_path: Path, change: str, axis: str, values: tuple[object, ...]) -> None:
+    assert read_spec(written(tmp_path, WHOLE), [change]).slices[0].axes[axis] == values
+
+
+def test_set_without_a_table_is_a_key_of_campaign(tmp_path: Path) -> None:
+    assert read_spec(written(tmp_path, WHOLE), ["trials=9", "campaign.seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("trails = 5", "no key of [campaign] 'trails'; did you mean trials?"),
+        ("seed = 1.5", "campaign.seed must be a whole number, not 1.5"),
+        ("seed = true", "campaign.seed must be a whole number, not True"),
+        ("seed = -1", "campaign.seed must be 0 to 2**64 - 1, not -1"),
+        ("training_seeds = []", "campaign.training_seeds must be whole numbers"),
+        ("training_seeds = [1, 1]", "campaign.training_seeds: [1, 1] has one twice"),
+        ('trials = "some"', "campaign.trials must be a positive whole number or \"all\", not 'some'"),
+        ("trials = 0", 'campaign.trials must be a positive whole number or "all", not 0'),
+        ("margin = 0.05\ntrials = 3", "give campaign.trials or campaign.margin, not both"),
+        ("margin = 0.7", "campaign.margin must be a number between 0 and 0.5, not 0.7"),
+        ('tolerance = "wide"', "campaign.tolerance must be \"auto\", or a number in the metric, not 'wide'"),
+        ("tolerance = -0.1", 'campaign.tolerance must be "auto", or a number in the metric, not -0.1'),
+        ("threads = 4", "campaign.threads must be 1, not 4"),
+        ("inject_step = 3", "give campaign.inject_epoch or campaign.inject_step"),
+        ("steps = 3", "give campaign.epochs or campaign.steps, not both"),
+        ("inject_epoch = 2", "nothing would be trained"),
+        ('name = "a/b"', "campaign.name is 'a/b'"),
+        ('better = "more"', 'campaign.better must be "higher" or "lower", not \'more\''),
+        ('metric = "f1"', "campaign.metric must be accuracy or loss with a recipe, not 'f1'"),
+    ],
+)
+def test_a_wrong_key_is_told_with_what_was_seen_and_what_is_allowed(tmp_path: Path, line: str, told: str) -> None:
+    keys = {part.split(" = ")[0] for part in line.splitlines()} | ({"trials"} if "margin" in line else set())
+    kept = [each for each in WHOLE.splitlines() if each.split(" = ")[0] not in keys]
+    text = "\n".join(kept).replace("[campaign]", f"[campaign]\n{line}")
+    with pytest.raises(UsageError) as error:
+        read_spec(written(tmp_path, text))
+    assert told in str(error.value)
+    assert str(tmp_path / "campaign.toml") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("[axes]", "[axis]", "no table 'axis'"),
+        ("count = 1", "counts = 1", "no axis of axes 'counts'; did you mean count?"),
+        ("count = 1", "count = []", "axes: count has no value"),
+        ("count = 1", "count = [1, 1]", "axes: count has 1 twice"),
+        ("count = 1", "count = [[1, 2]]", "axes: count takes no list"),
+        ('recipe = "digits-mlp"', "", "give campaign.recipe, or a table [commands]"),
+        ('parallel = ["ddp:2", "pipeline:2"]', "", "an axis parallel is missing"),
+        ("[axes]", "[[slices]]\ntrials = 0", "slices 1: trials must be a positive whole number"),
+        ("[campaign]", "[campaign", "no TOML"),
+    ],
+)
+def test_a_wrong_table_is_told(tmp_path: Path, old: str, new: str, told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_spec(written(tmp_path, WHOLE.replace(old, new, 1)))
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("change", ["count", "=3", "axes.=3", "slices.count=3"])
+def test_a_set_that_is_no_key_and_value_is_refused(tmp_path: Path, change: str) -> None:
+    text = WHOLE + "[[slices]]\nrole = \"parameter\"\n"
+    with pytest.raises(UsageError, match="--set"):
+        read_spec(written(tmp_path, text), [change])
+
+
+def test_slices_take_what_axes_gives_to_all_and_replace_it(tmp_path: Path) -> None:
+    text = WHOLE + '[[slices]]\nrole = "parameter"\n[[slices]]\nparallel = "ddp:2"\nreach = "one"\ntrials = 2\n'
+    first, second = read_spec(written(tmp_path, text)).slices
+    assert first.axes["parallel"] == ("ddp:2", "pipeline:2")
+    assert first.axes["role"] == ("parameter",)
+    assert first.trials is None
+    assert second.axes["parallel"] == ("ddp:2",)
+    assert second.axes["reach"] == ("one",)
+    assert second.trials == 2
