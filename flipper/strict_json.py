@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_UNSEEN = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Controls that JSON allows as they are: those that steer a terminal, end lines, or turn the order of writing."""
 
 
 def text(value: Any, separators: tuple[str, str] | None = None, ascii_only: bool = False) -> str:
@@ -15,7 +19,8 @@ def text(value: Any, separators: tuple[str, str] | None = None, ascii_only: bool
     except (TypeError, ValueError):
         line = json.dumps(strict(value), ensure_ascii=ascii_only, allow_nan=False, separators=separators)
     # Python spells a lone surrogate as JSON does.
-    return line if line.isascii() else line.encode("utf-8", "backslashreplace").decode("utf-8")
+    line = line if line.isascii() else line.encode("utf-8", "backslashreplace").decode("utf-8")
+    return line if line.isprintable() else _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def strict(value: Any) -> Any:

@@ -51,7 +51,7 @@ def command(
         tell_opened(checkpoint, quiet, verbose)
     if format_or_default(style) != "json":
         say(
-            f"population: {population['bits']:,} bits in {population['elements']:,} elements, "
-            + ", ".join(f"{role} {bits:,}" for role, bits in population["bits_by_role"].items()),
+            f"population: {population['bits']:,} bits in {population['elements']:,} elements"
+            + "".join(f", {role} {bits:,}" for role, bits in population["bits_by_role"].items()),
             quiet,
         )

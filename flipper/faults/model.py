@@ -129,7 +129,7 @@ def _decimal(option: str, value: Number) -> Fraction:
     try:
         return exact(value)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise UsageError(f"{option}: {value!r} is not a finite decimal number") from None
+        raise UsageError(f"{option}: {value!r:.60} is not a finite decimal number") from None
 
 
 def _check_amount(model: FaultModel) -> None:

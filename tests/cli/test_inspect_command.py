@@ -80,6 +80,7 @@ def test_an_empty_population_is_0_in_inspect_and_wrong_usage_in_inject(selection
 def test_the_population_is_told_on_stderr_where_stdout_has_only_rows():
     assert "population: 420,480 bits in 13,140 elements" in here("inspect", MLP)[2]
     assert here("inspect", MLP, "--format", "json")[2] == ""
+    assert here("inspect", MLP, "--exclude", "*")[2] == "population: 0 bits in 0 elements\n"
 
 
 def test_statistics_are_those_of_numpy():

@@ -5,8 +5,10 @@ import os
 import shutil
 import threading
 
+import numpy as np
 import pytest
 from cli_tools import CNN, MLP, SAMPLES, flipper, here, is_one_error, rows_of, strict
+from safetensors.numpy import save_file
 
 NAMES = ["with space", "-dash", "--", "é\u2028x", "new\nline", "quote'\"`$(x)%s{0}*?[x]", "a" * 200, "\udcff"]
 
@@ -25,6 +27,19 @@ def test_a_file_may_be_called_anything(tmp_path, monkeypatch, name):
     assert flipper("verify", *proof, "--", record["output"], cwd=tmp_path).returncode == 0
     assert flipper("undo", "--", record["output"], cwd=tmp_path).returncode == 0
     assert (tmp_path / record["output"]).read_bytes() == MLP.read_bytes()
+
+
+@pytest.mark.parametrize("style", ["json", "jsonl", "table"])
+def test_a_tensor_s_name_does_not_steer_a_terminal(tmp_path, style):
+    """Controls of C1 (\x9b begins a terminal's commands), of lines, and of the order of writing."""
+    name = "a\x7f\x85\x9b31m\u2028\u202e\u2066é"
+    save_file({name: np.ones(3, np.float32)}, tmp_path / "a.safetensors")
+    code, out, err = here("inspect", tmp_path / "a.safetensors", "--format", style, "-q")
+    assert (code, err) == (0, "")
+    assert all(character.isprintable() or character == "\n" for character in out)
+    if style != "table":
+        row = strict(out) if style == "jsonl" else strict(out)["tensors"][0]
+        assert row["name"] == name
 
 
 def test_a_name_that_leaves_no_room_for_the_manifest_fails_cleanly(tmp_path):
