@@ -8,7 +8,8 @@
     ├── OutputError               1  the output exists, or can't be written (also OSError)
     ├── MismatchError             1  a plan or manifest does not fit the checkpoint
     └── TrainingError             1  a rank failed or died
-        └── HangError             1  no rank gave a sign any more, or the run took too long
+        ├── HangError             1  no rank gave a sign any more, or the run took too long
+        └── EndedError            1  somebody ended a rank, by a signal that asks to end
 """
 
 from __future__ import annotations
@@ -104,3 +105,7 @@ class TrainingError(FlipperError):
 
 class HangError(TrainingError):
     """No rank of a training run gave a sign any more, or it took longer than it may."""
+
+
+class EndedError(TrainingError):
+    """Somebody ended a process of a training run: a user, or a batch system, by a signal that asks to end."""

@@ -16,14 +16,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Final
 
-from flipper.errors import FlipperError, HangError, TrainingError
+from flipper.errors import EndedError, FlipperError, HangError, TrainingError
 from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
 
@@ -32,6 +35,12 @@ GRACE_SECONDS: Final = 2.0
 
 # A socket's path has 103 bytes at most (macOS), of which multiprocessing adds 33 to the folder's.
 LONGEST_FOLDER: Final = 70
+
+STOP: Final[ContextVar[Connection | None]] = ContextVar("flipper_stop", default=None)
+"""What can be read from once this thread's runs are to end at once; see Pool.call_off."""
+
+ASKING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU))
+"""Signals by which a user, a batch system or a limit ends a process, and never its own computation."""
 
 # Ranks are started by one thread at a time: see _main_left_out.
 _STARTING: Final = threading.Lock()
@@ -56,7 +65,8 @@ def run_ranks(
     body: importable by name, with picklable contents (functools.partial of a module's function).
     timeout: seconds that a rank may wait for another, or all may be silent. limit: seconds for the whole run.
     verbose: let the ranks write to stderr; else what libraries print there is kept for the case that one dies.
-    Raises the first rank's FlipperError, or TrainingError for any other end. No rank is left behind.
+    Raises the first rank's FlipperError, or TrainingError for any other end, EndedError for one by somebody's signal;
+    CancelledError when it is called off. No rank is left behind.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flipper.training.preload"])
@@ -73,10 +83,11 @@ def run_ranks(
                 name=f"flipper-rank-{rank}",
                 daemon=False,
             )
-            with _STARTING, _main_left_out(body), _sockets_in_a_short_path():
+            _check_called_off()
+            with _STARTING, _ready_to_start(body):
                 process.start()
+                processes.append(process)
             theirs.close()
-            processes.append(process)
             connections.append(ours)
         _Ranks(processes, connections, folder).follow(on_event, timeout + GRACE_SECONDS, limit)
         for done in processes:
@@ -86,6 +97,59 @@ def run_ranks(
         for connection in connections:
             connection.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_called_off() -> None:
+    stop = STOP.get()
+    if stop is not None and stop.poll():
+        raise CancelledError("the run was called off")
+
+
+@contextmanager
+def _ready_to_start(body: Body) -> Iterator[None]:
+    """What starting a rank, and with the first one the server, needs around it."""
+    with _main_left_out(body), _sockets_in_a_short_path(), _children_allowed():
+        _start_server()
+        yield
+
+
+@contextmanager
+def _children_allowed() -> Iterator[None]:
+    """Let a daemonic process, as dask's and other pools' workers are, start ranks.
+
+    The ban is against children that outlive their parent, and ranks end with theirs: see ranks._exit_with_parent.
+    """
+    settings: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    usual = settings.get("daemon", False)
+    settings["daemon"] = False
+    try:
+        yield
+    finally:
+        settings["daemon"] = usual
+
+
+def _start_server() -> None:
+    """Start the server, if there is none, with Ctrl-C blocked: it would show a traceback while it imports."""
+    _end_server_at_exit(os.getpid())
+    resource_tracker.ensure_running()  # which the server needs, and whose start unblocks it
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@functools.cache
+def _end_server_at_exit(process: int) -> None:
+    """End the server with this process (of that number), once its ranks have ended: importing, it would outlast it."""
+    util.Finalize(None, _end_server, exitpriority=-50)
+
+
+def _end_server() -> None:
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 @contextmanager
@@ -139,9 +203,13 @@ class _Ranks:
         ending = None if limit is None else time.monotonic() + limit
         heard = time.monotonic()
         grace: float | None = None
+        stop = STOP.get()
+        stops = [] if stop is None else [stop]
         while ranks and not (failures and None in failures.values()):
             until = min(each for each in (heard + silence, ending, grace) if each is not None)
-            ready = wait(list(ranks), max(0.0, until - time.monotonic()))
+            ready = wait([*ranks, *stops], max(0.0, until - time.monotonic()))
+            if stop in ready:
+                raise CancelledError("the run was called off")
             if not ready:
                 if failures:
                     break
@@ -186,8 +254,9 @@ class _Ranks:
         for rank, failure in failures.items():
             if failure is None:
                 self.processes[rank].join(GRACE_SECONDS)
-                manner = _manner(self.processes[rank].exitcode)
-                return TrainingError(f"rank {rank} of {count} died ({manner}){self._last_words(rank)}")
+                code = self.processes[rank].exitcode
+                kind = EndedError if code is not None and -code in ASKING else TrainingError
+                return kind(f"rank {rank} of {count} died ({_manner(code)}){self._last_words(rank)}")
         if (stopped := self._stopped()) is not None:
             return HangError(f"rank {stopped} of {count} is stopped; the others gave up waiting for it (--timeout)")
         rank, first = min(

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from typing import Any, ParamSpec, TypeVar
 
 from flipper.errors import UsageError
+from flipper.training.launch import STOP
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class Pool(Executor):
         self._threads: set[threading.Thread] = set()
         self._changed = threading.Condition()
         self._closed = False
+        self._stop, self._stopping = Pipe(duplex=False)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call fn(*args, **kwargs), a job of one rank, when a slot is free."""
@@ -65,6 +68,16 @@ class Pool(Executor):
             while wait and (self._queue or self._threads):
                 self._changed.wait()
 
+    def call_off(self, seconds: float = 10.0) -> bool:
+        """Drop the jobs that wait and end the ranks of those that run, whose futures get a CancelledError.
+
+        Returns whether all were gone within this time: what a job does beside its ranks is not cut short.
+        """
+        self.shutdown(wait=False, cancel_futures=True)
+        self._stopping.close()
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._threads, seconds)
+
     def _start_what_fits(self) -> None:
         """Start the jobs at the head of the queue; a large one waits for its slots before smaller ones behind it."""
         while self._queue and self._queue[0].ranks <= self._free:
@@ -77,6 +90,7 @@ class Pool(Executor):
             thread.start()
 
     def _run(self, job: _Job) -> None:
+        STOP.set(self._stop)
         try:
             job.future.set_result(job.work())
         except BaseException as error:  # whatever it is belongs to whoever asks for the result

@@ -93,7 +93,10 @@ def _exit_with_parent() -> None:
 def _redirect(log: str | None) -> None:
     """Point the rank's stdout (gloo prints there) to stderr, and both to a file if there is one."""
     if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except FileNotFoundError:  # the launching process has given up before this one was forked
+            os._exit(1)
         os.dup2(file, 2)
         os.close(file)
     os.dup2(2, 1)

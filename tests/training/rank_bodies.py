@@ -45,6 +45,10 @@ def kill_rank_1(place: Place, emit: Emit) -> None:
     _signal_rank_1(place, emit, signal.SIGKILL)
 
 
+def terminate_rank_1(place: Place, emit: Emit) -> None:
+    _signal_rank_1(place, emit, signal.SIGTERM)
+
+
 def stop_rank_1(place: Place, emit: Emit) -> None:
     _signal_rank_1(place, emit, signal.SIGSTOP)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Queue
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import rank_bodies
 from processes import alive, wait_until
 
-from flipper.errors import CheckpointError, TrainingError
+from flipper.errors import CheckpointError, EndedError, TrainingError
 from flipper.training.launch import run_ranks
 from flipper.training.ranks import Body
 
@@ -69,6 +71,30 @@ def test_a_killed_rank_is_named() -> None:
     """Not the rank that first noticed a closed connection."""
     with pytest.raises(TrainingError, match=r"^rank 1 of 3 died \(killed by SIGKILL\)$"):
         run(rank_bodies.kill_rank_1, 3)
+
+
+def test_a_rank_that_somebody_ends_is_told_from_one_that_crashes() -> None:
+    with pytest.raises(EndedError, match=r"^rank 1 of 2 died \(killed by SIGTERM\)"):
+        run(rank_bodies.terminate_rank_1, 2)
+    with pytest.raises(TrainingError) as raised:
+        run(rank_bodies.kill_rank_1, 2)
+    assert not isinstance(raised.value, EndedError)
+
+
+def run_in_daemon(told: Queue[Any]) -> None:
+    ranks = len(run(rank_bodies.report, 2))
+    told.put((ranks, multiprocessing.current_process().daemon))
+
+
+def test_a_daemonic_process_may_run_ranks_and_stays_daemonic() -> None:
+    """As dask's workers are, and those of multiprocessing.Pool."""
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    process = context.Process(target=run_in_daemon, args=(told,), daemon=True)
+    process.start()
+    assert told.get(timeout=60) == (2, True)
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_rank_that_hangs_is_noticed_after_the_timeout_and_killed() -> None:

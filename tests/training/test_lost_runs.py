@@ -103,6 +103,45 @@ def test_ctrl_c_ends_the_run_and_leaves_whole_files_alone(tmp_path: Path) -> Non
     left_in_order(tmp_path, below)
 
 
+@pytest.mark.parametrize("preloaded", [1, 400, 1300, 1900])
+def test_ctrl_c_while_torch_is_imported_shows_no_traceback_and_leaves_nothing(tmp_path: Path, preloaded: int) -> None:
+    """Sent to the process group once the server has mapped so many parts of files into its memory."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "flipper", "train", "digits-mlp", "--steps", "1000000", "--seed", "1", "-q"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+
+        def importing() -> bool:
+            return any(b"forkserver" in command_of(pid) and mapped(pid) >= preloaded for pid in below())
+
+        def below() -> list[int]:
+            return descendants(process.pid)
+
+        assert wait_until(importing)
+        found = below()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (128 + signal.SIGINT, "", "")
+    assert wait_until(lambda: not any(map(alive, found)), 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def mapped(pid: int) -> int:
+    """How many parts of files a process has in its memory: grows while it imports."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_bytes().count(b"/")
+    except OSError:
+        return -1
+
+
 @pytest.mark.parametrize(("layout", "rank"), [("ddp:2", 0), ("pipeline:2", 1), ("single", 0)])
 def test_a_rank_that_is_stopped_from_outside_is_named_after_the_timeout(layout: str, rank: int) -> None:
     server: list[int] = []

@@ -170,3 +170,34 @@ def test_a_cancelled_job_never_runs_and_frees_the_way() -> None:
         gate.set()
         after.result()
     assert ran == [2]
+
+
+def test_a_pool_that_is_called_off_ends_what_runs_and_drops_what_waits(left_nothing: list[int]) -> None:
+    pool = Pool(4)
+    running = [pool.submit_ranks(2, run, rank_bodies.sleep_long, 2, left_nothing) for _ in range(2)]
+    waiting = pool.submit(abs, -1)
+    assert wait_until(lambda: len(left_nothing) == 4)
+    assert pool.call_off(60)
+    for future in (*running, waiting):
+        with pytest.raises(CancelledError):
+            future.result(timeout=0)
+    for pid in left_nothing:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert pool.call_off()
+
+
+def test_a_job_that_has_yet_to_start_its_ranks_starts_none_once_it_is_called_off(left_nothing: list[int]) -> None:
+    gate = threading.Event()
+
+    def late() -> None:
+        gate.wait(60)
+        run(rank_bodies.report, 2, left_nothing)
+
+    pool = Pool(2)
+    future = pool.submit(late)
+    assert not pool.call_off(0)
+    gate.set()
+    with pytest.raises(CancelledError):
+        future.result(timeout=60)
+    assert left_nothing == []
