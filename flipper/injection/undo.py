@@ -79,8 +79,7 @@ def _check_patches(target: Path, record: Manifest) -> None:
 def _check_size(path: Path, before: int | None, patches: list[Patch]) -> None:
     """A file that was cut or went on growing meanwhile would not be what it was, whatever the patches put back.
 
-    before: its size before the injection; None when that didn't change. A patch lies inside the file, or changes its
-    size at the end.
+    before: its size before the injection; None when that didn't change.
     """
     try:
         size = path.stat().st_size
@@ -88,13 +87,21 @@ def _check_size(path: Path, before: int | None, patches: list[Patch]) -> None:
         raise MismatchError(f"{path}: {error.strerror}") from error
     old = size if before is None else before
     new = old + sum(len(one.after) - len(one.before) for one in patches)
-    for one in patches:
-        ends = one.offset + len(one.before), one.offset + len(one.after)
-        if ends != (old, new) and not ends[0] == ends[1] <= min(old, new):
-            raise MismatchError(f"{path}: the patch at {one.offset} lies outside the file; nothing was undone")
+    if outside := [one.offset for one in patches if not _fits(one, old, new)]:
+        raise MismatchError(f"{path}: the patch at {outside[0]} lies outside the file; nothing was undone")
     if not min(old, new) <= size <= max(old, new):
         what = f"it has {size} bytes, {old} before the injection and {new} after it"
         raise MismatchError(f"{path}: {what}; nothing was undone")
+
+
+def _fits(one: Patch, old: int, new: int) -> bool:
+    """Whether a patch lies inside the file, or is one of those behind its end by which it grew or shrank."""
+    shorter, longer = sorted((len(one.before), len(one.after)))
+    if shorter == longer:
+        return one.offset + longer <= min(old, new)
+    grows = len(one.after) > len(one.before)
+    at_end = one.offset + shorter == min(old, new) or (shorter == 0 and one.offset > min(old, new))
+    return grows == (new > old) and at_end and one.offset + longer <= max(old, new)
 
 
 def _between(seen: bytes, one: Patch) -> bool:

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from flipper.errors import FlipperError, MismatchError, UsageError
 from flipper.faults.plan import Target, plan_of
+from flipper.injection import differences
 from flipper.injection.inject import inject
 from flipper.injection.manifest import read_manifest
 from flipper.injection.recording import Record
@@ -321,8 +322,12 @@ def test_the_same_bytes_under_two_names_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["gzip", "lzf"])
 @pytest.mark.parametrize("filled", [0, 100, 400])
-def test_chunks_that_change_their_size_are_altered_and_undone(compression: str, filled: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [differences.BLOCK, 256])
+def test_chunks_that_change_their_size_are_altered_and_undone(
+    compression: str, filled: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """HDF5 may cut the file then, or make it longer: in place gives what a copy gives, undo what was there."""
+    monkeypatch.setattr(differences, "BLOCK", block)  # less than what the file grows by
     path = tmp_path / "a.h5"
     values = np.random.default_rng(0).integers(0, 2**32, 400, np.uint32)
     noisy, values[:filled] = values.copy(), 0
