@@ -40,6 +40,16 @@ class Folder:
         """The database of all trials, or of one shard's, (number from 1, how many)."""
         return self.path / ("results.sqlite" if shard is None else f"results-{shard[0]}-of-{shard[1]}.sqlite")
 
+    @property
+    def shards(self) -> list[Path]:
+        """The databases of shards that are there."""
+        return sorted(self.path.glob("results-*-of-*.sqlite"))
+
+    @property
+    def jobs(self) -> Path:
+        """What a batch system's jobs are handed, and what they write."""
+        return self.path / "jobs"
+
     def golden(self, fingerprint: str, parallel: str, seed: int) -> Path:
         """Where the golden run of a layout and a training seed lies, on one kind of machine."""
         return self.path / "golden" / fingerprint / f"{parallel}-seed{seed}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from flipper.campaigns import locks
 from flipper.campaigns.record import RunRecord
 from flipper.errors import FlipperError, OutputError, UsageError
 
@@ -34,7 +35,8 @@ MIGRATIONS: Final = (
 class Store:
     """The database of a campaign, for `with`. A reader sees what is committed while another process writes.
 
-    write: take the lock of the one writer; OutputError names who has it. A rollback journal, since write-ahead logs
+    write: take the lock of the one writer; OutputError names who has it, or says that the database is damaged, which
+    is looked for before anything is added. A rollback journal, since write-ahead logs
     fail on the network filesystems where cluster folders lie.
     """
 
@@ -44,7 +46,7 @@ class Store:
         if not write and not path.is_file():
             raise UsageError(f"{path.parent} has no results yet: no {path.name}")
         if self._lock is not None:
-            _take(self._lock)
+            locks.take(self._lock)
         try:
             self._database = self._connect(write)
         except BaseException:
@@ -60,17 +62,17 @@ class Store:
             )
             for r in records
         ]  # fmt: skip
-        with self._told(), self._database as database:
+        with _told(self.path), self._database as database:
             database.executemany("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
 
     def set_fact(self, name: str, value: Any) -> None:
         """Keep a value of the whole campaign, such as the seconds it has run."""
-        with self._told(), self._database as database:
+        with _told(self.path), self._database as database:
             database.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, json.dumps(value)))
 
     def facts(self) -> dict[str, Any]:
         """The values of the whole campaign."""
-        with self._told():
+        with _told(self.path):
             return {name: json.loads(value) for name, value in self._database.execute("SELECT * FROM facts")}
 
     def runs(self, *kinds: str, detail: bool = False) -> Iterator[RunRecord]:
@@ -78,7 +80,7 @@ class Store:
         marks = ",".join("?" * len(kinds))
         columns = "summary, detail" if detail else "summary"
         order = "kind, cell, trial, parallel, training_seed, checkpoint, fingerprint"
-        with self._told():
+        with _told(self.path):
             for summary, *long in self._database.execute(
                 f"SELECT {columns} FROM runs WHERE kind IN ({marks}) ORDER BY {order}", kinds
             ):
@@ -90,14 +92,14 @@ class Store:
     def finished(self) -> dict[int, set[int]]:
         """The numbers of the trials that each cell has results of."""
         found: dict[int, set[int]] = {}
-        with self._told():
+        with _told(self.path):
             for cell, trial in self._database.execute("SELECT cell, trial FROM runs WHERE kind = 'trial'"):
                 found.setdefault(cell, set()).add(trial)
         return found
 
     def of_plan(self, plan: str) -> RunRecord | None:
         """A trial with this plan, which has a result of its own."""
-        with self._told():
+        with _told(self.path):
             for summary, long in self._database.execute(
                 "SELECT summary, detail FROM runs WHERE plan = ? AND plan != '' AND kind = 'trial'", (plan,)
             ):
@@ -120,36 +122,66 @@ class Store:
         self.close()
 
     def _connect(self, write: bool) -> sqlite3.Connection:
-        with self._told():
-            where = f"file:{_quoted(self.path)}" + ("" if write else "?mode=ro")
+        with _told(self.path):
+            # A reader may have to roll back what a killed writer has begun, so it opens for writing where it may.
+            mode = "rwc" if write else "rw" if os.access(self.path, os.W_OK) else "ro"
+            where = f"file:{_quoted(self.path)}?mode={mode}"
             database = sqlite3.connect(where, uri=True, timeout=30, check_same_thread=False)
-            version = int(database.execute("PRAGMA user_version").fetchone()[0])
-            if version > len(MIGRATIONS):
-                raise UsageError(f"{self.path} was written by a newer flipper (version {version} of its tables)")
-            if write:
-                database.execute("PRAGMA journal_mode = DELETE")
-                for number, script in enumerate(MIGRATIONS[version:], version + 1):
-                    database.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
-            elif version < len(MIGRATIONS):
-                raise UsageError(f"{self.path} is of an older flipper; `campaign run` brings it up to date")
+            try:
+                self._prepare(database, write)
+            except BaseException:
+                database.close()
+                raise
             return database
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of the database as flipper's own."""
-        try:
-            yield
-        except FlipperError:
-            raise
-        except (sqlite3.DatabaseError, ValueError, TypeError, zlib.error) as error:
-            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-                raise OutputError(f"{self.path}: no space left on the device; finished trials are kept") from error
-            hint = "move it away to start anew, or restore a copy" if _damaged(error) else "try again"
-            raise OutputError(f"{self.path} can't be used: {error}; {hint}") from error
+    def _prepare(self, database: sqlite3.Connection, write: bool) -> None:
+        """Check the database and bring its tables up to date; a reader is kept from changing it."""
+        version = int(database.execute("PRAGMA user_version").fetchone()[0])
+        if version > len(MIGRATIONS):
+            raise UsageError(f"{self.path} was written by a newer flipper (version {version} of its tables)")
+        if not write:
+            if version == 0:  # its writer was killed at once
+                raise UsageError(f"{self.path.parent} has no results yet: {self.path.name} is empty")
+            if version < len(MIGRATIONS):
+                raise UsageError(f"{self.path} is of an older flipper; `campaign run` brings it up to date")
+            database.execute("PRAGMA query_only = ON")
+            return
+        (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise sqlite3.DatabaseError(str(problem).splitlines()[-1])
+        database.execute("PRAGMA journal_mode = DELETE")
+        for number, script in enumerate(MIGRATIONS[version:], version + 1):
+            database.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            self._lock.unlink(missing_ok=True)
+            locks.release(self._lock)
+
+
+def trials_there(path: Path) -> Counter[int]:
+    """How many trials of each cell a database has, of whatever version; none where there is no database yet."""
+    found: Counter[int] = Counter()
+    if path.is_file():
+        with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=30)) as database, _told(path):
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone():
+                found.update(dict(database.execute(
+                    "SELECT cell, COUNT(DISTINCT trial) FROM runs WHERE kind = 'trial' GROUP BY cell"
+                )))  # fmt: skip
+    return found
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of a database as flipper's own."""
+    try:
+        yield
+    except FlipperError:
+        raise
+    except (sqlite3.DatabaseError, ValueError, TypeError, zlib.error) as error:
+        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            raise OutputError(f"{path}: no space left on the device; finished trials are kept") from error
+        hint = "move it away to start anew, or restore a copy" if _damaged(error) else "try again"
+        raise OutputError(f"{path} can't be used: {error}; {hint}") from error
 
 
 def _damaged(error: Exception) -> bool:
@@ -161,52 +193,3 @@ def _quoted(path: Path) -> str:
 
     return quote(str(path.resolve()))
 
-
-def _take(lock: Path) -> None:
-    """Make the lock file, naming this host and process; take over that of a process of this host that is gone."""
-    mine = {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):
-            try:
-                with lock.open("x", encoding="utf-8") as file:
-                    json.dump(mine, file)
-                return
-            except FileExistsError:
-                holder = _holder(lock)
-                alive = holder.get("host") != mine["host"] or (
-                    _started(holder.get("process")) == holder.get("started") is not None
-                )
-                if alive:
-                    who = f"process {holder.get('process')} on {holder.get('host')}"
-                    raise OutputError(
-                        f"{who} writes to this campaign; wait for it, or remove {lock} if it is gone"
-                    ) from None
-                lock.unlink(missing_ok=True)
-        raise OutputError(f"{lock} appears again and again; another process writes to this campaign")
-    except FlipperError:
-        raise
-    except OSError as error:
-        raise OutputError(f"can't write {lock}: {error.strerror or error}") from error
-
-
-def _holder(lock: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        holder = json.loads(lock.read_text("utf-8"))
-        if isinstance(holder, dict):
-            return holder
-    return {"host": socket.gethostname(), "process": None, "started": None}
-
-
-def _started(process: int | None) -> str | None:
-    """When a process of this machine began, in clock ticks since it booted; None when there is none."""
-    if process is None:
-        return None
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        with suppress(OSError):
-            os.kill(process, 0)  # where there is no /proc
-            return "running"
-        return None

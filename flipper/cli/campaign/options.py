@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ def asked(where: Path, out: Path | None, changes: Sequence[str]) -> Campaign:
     """The campaign that a spec asks for, settled in its folder; a folder alone means what it says itself."""
     from flipper.campaigns.folder import Folder, open_campaign, settle
     from flipper.campaigns.spec import read_spec
-    from flipper.campaigns.store import Store
+    from flipper.campaigns.store import trials_there
 
     if where.is_dir():
         if changes or out is not None:
@@ -52,8 +53,5 @@ def asked(where: Path, out: Path | None, changes: Sequence[str]) -> Campaign:
         return open_campaign(where)
     spec = read_spec(where, changes)
     folder = Folder(out or Path(spec.name))
-    finished = {}
-    if folder.results().exists():
-        with Store(folder.results()) as store:
-            finished = {cell: len(trials) for cell, trials in store.finished().items()}
-    return settle(spec, folder.path, finished)
+    of_shards: Counter[int] = sum(map(trials_there, folder.shards), Counter())
+    return settle(spec, folder.path, trials_there(folder.results()) | of_shards)
