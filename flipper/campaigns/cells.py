@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flipper.campaigns.command_lines import GIVEN, places, settings
 from flipper.campaigns.spec import AMOUNTS, DRAWING, Spec
 from flipper.errors import UsageError
 from flipper.faults.model import FaultModel
@@ -68,11 +69,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Start:
-    """What a trial starts from: the clean state of one layout and training seed, or a user's checkpoint."""
+    """What a trial starts from: the clean state of one layout and training seed, or a user's checkpoint.
+
+    settings: axes that a user's command line asks for, and their values.
+    """
 
     parallel: str
     training_seed: int
     checkpoint: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def setting(self) -> str:
+        """The settings as text, "" where there are none."""
+        return canonical(dict(self.settings)) if self.settings else ""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        rest = (f"{axis}={value}" for axis, value in self.settings)
+        checkpoint = () if self.checkpoint is None else (self.checkpoint,)
+        return " ".join((self.parallel, *checkpoint, *rest, f"training seed {self.training_seed}"))
 
 
 def starts(spec: Spec, cells: Iterable[Cell]) -> list[Start]:
@@ -83,7 +100,8 @@ def starts(spec: Spec, cells: Iterable[Cell]) -> list[Start]:
 
 def start_of(spec: Spec, cell: Cell, trial: int) -> Start:
     """What a trial starts from."""
-    return Start(cell.parallel, training_seed(spec, trial), cell.axes.get("checkpoint"))
+    asked = settings(spec.commands[cell.parallel], cell.axes) if spec.commands else ()
+    return Start(cell.parallel, training_seed(spec, trial), cell.axes.get("checkpoint"), asked)
 
 
 def cells_of(spec: Spec, known: Mapping[str, int] | None = None) -> tuple[Cell, ...]:
@@ -122,6 +140,9 @@ def _check(spec: Spec, cell: Cell) -> None:
                 raise UsageError(f"reach = {cell.reach!r} goes with a recipe; a command resumes from an altered file")
             if "checkpoint" not in cell.axes:
                 raise UsageError("an axis checkpoint is missing: the file that the commands resume from")
+            for place in places(spec.commands[cell.parallel]):
+                if place not in (*GIVEN, *cell.axes):
+                    raise UsageError(f"commands.{cell.parallel} asks for {{{place}}}, an axis that is not given")
     except UsageError as error:
         raise UsageError(f"cell {cell.label}: {error}") from error
     if spec.census and (model.count != 1 or model.parsed_effect.unit != "bit" or model.spread != "uniform"):

@@ -16,7 +16,8 @@ REFUSED, CRASH, HANG = "refused", "crash", "hang"
 class RunRecord:
     """One run. Numbers that a run didn't come to are None.
 
-    kind: of KINDS. checkpoint: that a user's command resumed from, unaltered; None with a recipe.
+    kind: of KINDS. checkpoint: that a user's command resumed from, unaltered; None with a recipe. settings: the axes
+    that its command line asks for, as text.
     cell, trial: of a trial or audit; of a null trial its number, of others 0. ended: see above.
     steps: (step, loss, gradient norm) in order; evals: (step, loss, metric); replicas: (step, largest difference).
     detected: (detector, step, rank). faults: (tensor, element, bits, before, after), the first thousand of `struck`.
@@ -29,6 +30,7 @@ class RunRecord:
     parallel: str
     training_seed: int
     checkpoint: str | None = None
+    settings: str = ""
     cell: int = -1
     trial: int = 0
     seed: int | None = None

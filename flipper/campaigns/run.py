@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from flipper.campaigns.coordinator import Coordinator, Progress
 from flipper.campaigns.engines import Engine
-from flipper.campaigns.folder import Campaign
+from flipper.campaigns.folder import Campaign, Folder
+from flipper.campaigns.process_tree import end_all
+from flipper.campaigns.scratch import scratch
 from flipper.campaigns.store import Store
+from flipper.errors import UsageError
+from flipper.training.recipes import user
 
 
 def run_campaign(
@@ -25,12 +27,17 @@ def run_campaign(
 ) -> Progress:
     """Run golden runs, controls, null trials, trials and audits that have no result yet, and store each as it ends.
 
-    engine: any executor; see engines.open_engine. Others as for Coordinator.
+    engine: any executor; see engines. Others as for Coordinator.
     Raises the first FlipperError; what had finished by then is kept, and the next call goes on from there.
     """
-    with _scratch(), Store(campaign.folder.results(shard), write=True) as store:
-        return Coordinator(
-            campaign,
+    if shard is not None and campaign.spec.margin is not None:
+        raise UsageError(
+            "campaign.margin stops a cell by its first trials in order, of which a shard has only some: "
+            "give campaign.trials instead, or leave --shard out"
+        )
+    with scratch(), Store(campaign.folder.results(shard), write=True) as store:
+        coordinator = Coordinator(
+            _from_anywhere(campaign),
             store,
             engine.executor,
             at_once=engine.at_once,
@@ -39,18 +46,21 @@ def run_campaign(
             audit=audit,
             lost=engine.lost,
             on_progress=on_progress,
-        ).run()
+        )
+        try:
+            return coordinator.run()
+        except BaseException:
+            end_all()  # commands of this process; its executor's owner sees to the rest
+            raise
 
 
-@contextmanager
-def _scratch() -> Iterator[None]:
-    """A folder for all temporary files of this process, which goes with it even when its threads are cut off."""
-    multiprocessing.util.get_temp_dir()  # multiprocessing's own must outlast this one
-    usual = tempfile.tempdir
-    folder = tempfile.mkdtemp(prefix="flipper-campaign-")
-    tempfile.tempdir = folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = usual
-        shutil.rmtree(folder, ignore_errors=True)
+def _from_anywhere(campaign: Campaign) -> Campaign:
+    """The campaign with whole paths, since workers are at home elsewhere."""
+    spec = campaign.spec
+    recipe, data = spec.recipe, spec.data_dir
+    if recipe is not None and user.is_meant(recipe):
+        recipe = str(Path(recipe).absolute())
+    if data is not None:
+        data = str(Path(data).absolute())
+    folder = Folder(campaign.folder.path.absolute())
+    return replace(campaign, folder=folder, spec=replace(spec, recipe=recipe, data_dir=data))

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,9 +16,18 @@ from typing import Any, Final
 from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.record import COMPLETED, CRASH, HANG, IDENTICAL, REFUSED, RunRecord
+from flipper.campaigns.scratch import made_once
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.weighting import weight_of
-from flipper.errors import CheckpointError, HangError, MismatchError, TrainingError, UsageError
+from flipper.errors import (
+    CheckpointError,
+    EndedError,
+    HangError,
+    MismatchError,
+    OutputError,
+    TrainingError,
+    UsageError,
+)
 from flipper.faults.draw import draw
 from flipper.faults.plan import FaultPlan
 from flipper.injection.inject import inject
@@ -35,6 +43,10 @@ FAULTS_KEPT: Final = 1000
 
 SLOWER: Final = 20.0
 """How many times as long as its golden run a trial may take before it counts as hung."""
+
+
+ROOM: Final = 1 << 18
+"""Bytes that a run's temporary files need beside checkpoints: the rendezvous of its ranks, and what they write."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,12 @@ def golden_of(campaign: Campaign, start: Start) -> Golden:
     return _golden(campaign, fingerprint_id(machine), start.parallel, start.training_seed)
 
 
+def clean_of(campaign: Campaign, start: Start, golden: RunRecord) -> Path:
+    """The file that faults are drawn in: the one that a golden run has left."""
+    home = campaign.folder.golden(golden.fingerprint, start.parallel, start.training_seed)
+    return next(home.glob("clean.*"))
+
+
 @functools.lru_cache(maxsize=64)
 def _loaded(path: Path, changed: int) -> Golden:
     document = json.loads(path.read_text("utf-8"))
@@ -140,16 +158,7 @@ def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golde
     home = campaign.folder.golden(machine, parallel, seed)
     record = home / "golden.json"
     if not record.exists():
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as building:
-            _make_golden(campaign.spec, parallel, seed, Path(building))
-            try:
-                os.rename(building, home)
-            except OSError:  # another worker was first; its runs are the same, bit for bit
-                if not record.exists():
-                    raise
-            else:
-                os.mkdir(building)  # which the context takes away
+        made_once(home, functools.partial(_make_golden, campaign.spec, parallel, seed))  # another's are the same bits
     return _loaded(record, record.stat().st_mtime_ns)
 
 
@@ -172,7 +181,7 @@ def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
     watch = Watch(_asked(struck_at, golden.last_step), reference=last, stop=False)
     train(_train_spec(spec, parallel, resume=clean, watch=watch), told)
     control = told.record("control", parallel, seed)
-    if (problem := _parts(golden, control)) is not None:
+    if (problem := parts(golden, control)) is not None:
         raise TrainingError(
             f"the control differs from the golden run under {parallel}, training seed {seed}: {problem}. "
             "Trials would show that difference and not the faults'; make training deterministic first"
@@ -193,7 +202,7 @@ def _asked(start: int, end: int) -> frozenset[int]:
     return frozenset(start + (1 << power) for power in range(64) if start + (1 << power) < end)
 
 
-def _parts(golden: RunRecord, control: RunRecord) -> str | None:
+def parts(golden: RunRecord, control: RunRecord) -> str | None:
     """Where the control leaves the golden run; None where it doesn't."""
     later = [each for each in golden.steps if each[0] > control.first_step]
     for mine, other in zip(later, control.steps, strict=False):
@@ -243,10 +252,11 @@ def plan_of(campaign: Campaign, cell: Cell, trial: int, clean: Path) -> FaultPla
     return draw(clean, cell.model, trial_seed(campaign.spec, cell, trial))
 
 
-def plan_key(plan: FaultPlan, cell: Cell, training_seed: int) -> str:
+def plan_key(campaign: Campaign, start: Start, cell: Cell, plan: FaultPlan) -> str:
     """Equal for trials whose runs are the same: equal faults in equal copies under one layout and training seed."""
     digest = hashlib.sha256()
-    what = (cell.parallel, effective_reach(cell.parallel, cell.reach), training_seed, [t.name for t in plan.targets])
+    reach = effective_reach(cell.parallel, cell.reach)
+    what = (cell.parallel, reach, start.training_seed, [target.name for target in plan.targets])
     digest.update(repr(what).encode())
     for column in (plan.target, plan.flat, plan.op, plan.mask, plan.value):
         digest.update(column.astype("uint64").tobytes())
@@ -275,8 +285,8 @@ def struck_trial(
             run = replace(run, resume=golden.clean, inject=live, at=golden.control.first_step, reach=reach)
         record = _followed(
             spec, run, golden, kind="audit" if full else "trial", training_seed=seed, cell=cell.number, trial=trial,
-            seed=plan.seed, reach=reach, plan=plan_key(plan, cell, seed),
-            weight=weight_of(golden.clean, cell.model, plan), **_struck(manifest),
+            seed=plan.seed, reach=reach, plan=plan_key(campaign, start, cell, plan),
+            weight=weight_of(golden.clean, cell.model, plan), **struck_of(manifest),
         )  # fmt: skip
         if keep is not None:
             _keep(Path(scratch), keep, record)
@@ -284,21 +294,31 @@ def struck_trial(
 
 
 def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunRecord:
-    """Train, and make a record of it even where it fails."""
+    """Train, and make a record of it even where it fails; not where somebody ended it, or for want of space."""
     hear = Listener(spec.metric)
     ended, error = None, None
     limit = spec.timeout + SLOWER * max(golden.golden.seconds, golden.control.seconds, 1.0)
     try:
         train(run, hear, limit=limit)
+    except EndedError:
+        raise
     except (TrainingError, MismatchError, CheckpointError, UsageError) as failure:
         if isinstance(failure, UsageError) and hear.started:
             raise
+        _check_room()
         ended = REFUSED if not hear.started else HANG if isinstance(failure, HangError) else CRASH
         error = str(failure)
     record = hear.record(parallel=str(run.parallel), ended=ended, error=error, **values)
     if record.ended == IDENTICAL:
         _finish_as(record, golden.golden)
     return record
+
+
+def _check_room() -> None:
+    """Raise OutputError where a run may have failed because the disk is full, which is no outcome of its faults."""
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < ROOM:
+        raise OutputError(f"no space left in {folder}, where runs keep temporary files; TMPDIR chooses another folder")
 
 
 def _finish_as(record: RunRecord, golden: RunRecord) -> None:
@@ -311,7 +331,7 @@ def _finish_as(record: RunRecord, golden: RunRecord) -> None:
     record.state_distance = 0.0
 
 
-def _struck(manifest: Manifest) -> dict[str, Any]:
+def struck_of(manifest: Manifest) -> dict[str, Any]:
     """What a manifest says of the faults, for a record."""
     rows = manifest.table.rows()
     kept = [row for row, _ in zip(rows, range(FAULTS_KEPT), strict=False)]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper import toml
+from flipper.campaigns.command_lines import check_commands, checkpoints_of
+from flipper.campaigns.metrics_files import metrics_of
 from flipper.errors import FlipperError, UsageError
 
 AMOUNTS: Final = ("count", "ber", "fraction", "fit", "hours")
@@ -76,6 +78,8 @@ class Spec:
     trials of a cell go on until its interval is no wider. tolerance: None takes the band from the null trials.
     equivalence: differences smaller than that are none. extreme_factor: of golden's largest |parameter|. contrast: the
     data- and the model-parallel layout of the primary question. fit: upsets of memory per 1e9 hours and Mbit.
+    here: the folder of the campaign file, which what [commands] and checkpoints name is relative to. inject_step and
+    inject_epoch say with commands when the checkpoints were saved, timeout how long a whole run may take.
     """
 
     name: str
@@ -109,6 +113,7 @@ class Spec:
     metric: str = "accuracy"
     better: str = "higher"
     fit: float | None = None
+    here: str = ""
 
     def record(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON; `from_record` reads it."""
@@ -143,13 +148,14 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
         document = toml.parse(text)
         for change in changes:
             _apply(document, change)
-        return spec_of(document)
+        return spec_of(document, path.absolute().parent)
     except FlipperError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
-def spec_of(document: Mapping[str, Any]) -> Spec:
-    """The campaign that the tables of a campaign file ask for; raises UsageError."""
+def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
+    """The campaign that the tables of a campaign file ask for; here: the folder of the file. Raises UsageError."""
+    here = here or Path.cwd()
     _known("table", document, ("campaign", "axes", "slices", "commands", "metrics"))
     campaign = _table(document, "campaign")
     _known("key of [campaign]", campaign, KINDS)
@@ -172,9 +178,17 @@ def spec_of(document: Mapping[str, Any]) -> Spec:
         raise UsageError(f"commands.{wrong} must be a command line, not {commands[wrong]!r}")
     if bool(commands) == ("recipe" in values):
         raise UsageError("give campaign.recipe, or a table [commands] with a line for each layout; one of them")
-    values["slices"] = _slices(document, commands)
+    values["slices"] = _slices(document, commands, here)
     if "name" not in values:
         raise UsageError("campaign.name is missing: a text, which names the folder of the results too")
+    metric = values.setdefault("metric", metrics.get("metric", "accuracy"))
+    if isinstance(metric, str) and metric.endswith("loss"):
+        values.setdefault("better", "lower")
+    if commands:
+        check_commands(campaign, commands, AXES, metrics_of(metrics, metric).in_file)
+        values["here"] = str(here)
+    elif metrics:
+        raise UsageError("a table [metrics] goes with [commands]; a recipe's are known")
     spec = Spec(commands=commands, metrics=metrics, **values)
     _check(spec)
     return spec
@@ -195,7 +209,7 @@ def _apply(document: dict[str, Any], change: str) -> None:
             raise UsageError(f"--set {change!r}: {key} is a list of tables; set a key of campaign, axes or commands")
         if not isinstance(table, dict):
             raise UsageError(f"--set {change!r}: {key} is no table")
-    table[keys[-1]] = _value(text.strip())
+    table[keys[-1]] = text.strip() if keys[0] in ("commands", "metrics") else _value(text.strip())
 
 
 def _value(text: str) -> Value:
@@ -246,7 +260,7 @@ def _amount(trials: Any, margin: float | None) -> dict[str, Any]:
     return {} if trials is None else {"trials": trials}
 
 
-def _slices(document: Mapping[str, Any], commands: Mapping[str, str]) -> tuple[Slice, ...]:
+def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path) -> tuple[Slice, ...]:
     """The slices, each with what [axes] gives to all; [axes] alone is the only one."""
     shared = _table(document, "axes", needed=False)
     parts = document.get("slices", [{}])
@@ -261,6 +275,8 @@ def _slices(document: Mapping[str, Any], commands: Mapping[str, str]) -> tuple[S
         given = {**shared, **{key: value for key, value in part.items() if key != "trials"}}
         if commands:
             given.setdefault("parallel", list(commands))
+            if "checkpoint" in given:
+                given["checkpoint"] = checkpoints_of(where, given["checkpoint"], here)
         _known(f"axis of {where}", given, AXES)
         if "parallel" not in given:
             raise UsageError(f'{where}: an axis parallel is missing, such as parallel = ["ddp:2", "pipeline:2"]')

@@ -1,0 +1,260 @@
+"""The runs of a campaign of commands: the user's own training, golden, control, null trials and struck trials."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flipper.campaigns.cells import Cell, Start, canonical, start_of
+from flipper.campaigns.command_lines import missing_executable, places, split, words
+from flipper.campaigns.command_run import (
+    checkpoint_of,
+    copy_clean,
+    fingerprint,
+    keep_log,
+    keep_place,
+    log_of,
+    metrics_asked,
+    place_for,
+    record_of,
+    run_in,
+)
+from flipper.campaigns.folder import Campaign
+from flipper.campaigns.metrics_files import blind_spot, complaint
+from flipper.campaigns.record import RunRecord
+from flipper.campaigns.runs import fingerprint_id, plan_of, struck_of
+from flipper.campaigns.scratch import made_once
+from flipper.campaigns.spec import Spec
+from flipper.campaigns.states import state_of
+from flipper.campaigns.weighting import weight_of
+from flipper.checkpoints import open_checkpoint
+from flipper.checkpoints.output import writing
+from flipper.errors import TrainingError, UsageError
+from flipper.faults.plan import FaultPlan
+from flipper.injection.inject import inject
+from flipper.injection.recording import Record
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden run and its control. output: what the golden run left at {output}. checkpoint: its files, and sha256."""
+
+    golden: RunRecord
+    control: RunRecord
+    output: Path | None
+    checkpoint: dict[str, Any]
+
+
+def clean_of(campaign: Campaign, start: Start, golden: RunRecord) -> Path:
+    """The file that faults are drawn in."""
+    return checkpoint_of(campaign.spec, start)
+
+
+def golden_of(campaign: Campaign, start: Start) -> Golden:
+    """The golden run of a command on this kind of machine, and its control; made where there is none.
+
+    Raises UsageError where the command can't be run or its metrics can't be used, TrainingError where it fails.
+    """
+    machine = fingerprint(campaign.spec, start)
+    home = campaign.folder.golden(fingerprint_id(machine), start.parallel, start.training_seed)
+    record = home / "golden.json"
+    if not record.exists():
+        _check(campaign.spec, start)
+        made_once(home, functools.partial(_make_golden, campaign, start, machine))
+    found = _loaded(record, record.stat().st_mtime_ns)
+    _check_unchanged(checkpoint_of(campaign.spec, start), found.checkpoint)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(path: Path, changed: int) -> Golden:
+    document = json.loads(path.read_text("utf-8"))
+    output = None if document["output"] is None else path.parent / document["output"]
+    return Golden(RunRecord(**document["golden"]), RunRecord(**document["control"]), output, document["checkpoint"])
+
+
+def _check(spec: Spec, start: Start) -> None:
+    """What would make every run fail."""
+    problem = missing_executable(_first_word(spec, start), Path(spec.here))
+    if problem is not None:
+        raise UsageError(f"commands.{start.parallel}: {problem}")
+    open_checkpoint(checkpoint_of(spec, start)).close()
+
+
+def _first_word(spec: Spec, start: Start) -> str:
+    values = dict.fromkeys(places(spec.commands[start.parallel]), "")
+    return words(split(spec.commands[start.parallel])[0], values, Path(spec.here))[0]
+
+
+def _make_golden(campaign: Campaign, start: Start, machine: dict[str, str], folder: Path) -> None:
+    """Run golden and control, and keep their records and the golden run's output in the folder."""
+    source, metrics = checkpoint_of(campaign.spec, start), metrics_asked(campaign.spec)
+    before = _signature(source)
+    golden = _clean_run(campaign, start, "golden", folder)
+    output = next((folder / "output").iterdir(), None) if (folder / "output").exists() else None
+    control = _clean_run(campaign, start, "control", None, golden, output)
+    if _signature(source) != before:
+        raise UsageError(f"{source} has changed while a command ran that was given a copy of it")
+    document = {
+        "machine": machine,
+        "metrics": metrics.format,
+        "checkpoint": {"files": before, "sha256": _content(source)},
+        "output": None if output is None else str(output.relative_to(folder)),
+        "golden": {**golden.summary(), **golden.detail()},
+        "control": {**control.summary(), **control.detail()},
+    }
+    (folder / "golden.json").write_text(json.dumps(document), "utf-8")
+
+
+def _clean_run(
+    campaign: Campaign,
+    start: Start,
+    kind: str,
+    keep: Path | None,
+    golden: RunRecord | None = None,
+    output: Path | None = None,
+) -> RunRecord:
+    """A golden or control run, which has to end well. keep: where its output goes."""
+    metrics = metrics_asked(campaign.spec)
+    with place_for(campaign.spec, start) as place:
+        copy_clean(campaign.spec, start, place)
+        ran = run_in(campaign.spec, start, place, start.training_seed, output)
+        log = log_of(campaign, start, kind)
+        keep_log(place, log, ran.ended)
+        who = f"the {kind} run of commands.{start.parallel}"
+        if ran.error is not None:
+            raise TrainingError(f"{who} failed: {ran.error}; all that it wrote is in {log}")
+        problem = complaint(metrics, ran.series)
+        if problem is None and metrics.format == "stdout":
+            problem = blind_spot(metrics, place.log.read_text("utf-8", "replace"))
+        if problem is not None:
+            raise UsageError(f"{who} can't be used: {problem}")
+        if "output" in places(campaign.spec.commands[start.parallel]):
+            if ran.state is None:
+                state_of(place.output)  # which says why
+            if keep is not None:
+                (keep / "output").mkdir()
+                with writing(keep):
+                    shutil.move(place.output, keep / "output" / place.name)
+        return record_of(campaign.spec, start, ran, golden, kind=kind)
+
+
+def parts(golden: RunRecord, control: RunRecord) -> str | None:
+    """Where a command's control leaves its golden run; None where it doesn't."""
+    for what, mine, others in (("loss", golden.steps, control.steps), ("metric", golden.evals, control.evals)):
+        for one, other in itertools.zip_longest(mine, others):
+            if repr(tuple(one or ())) != repr(tuple(other or ())):  # NaN equals NaN
+                step = (one or other)[0]
+                at = 1 if what == "loss" else 2
+                return f"at step {step} its {what} is {_told(one, at)} and in the control {_told(other, at)}"
+    if golden.state_digest != control.state_digest:
+        return "it told the same as the control, but their outputs differ"
+    return None
+
+
+def _told(row: Any, at: int) -> str:
+    return "not told" if row is None else repr(row[at])
+
+
+def null_trial(campaign: Campaign, start: Start, number: int) -> RunRecord:
+    """A clean run: with another seed where the command takes one, else the control once more."""
+    golden, seed = golden_of(campaign, start), start.training_seed
+    if "seed" in places(campaign.spec.commands[start.parallel]):
+        digest = hashlib.sha256(f"{campaign.spec.seed}\0null\0{seed}\0{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "little") >> 1  # numpy and C take no more than 31 or 32 bits
+    with place_for(campaign.spec, start) as place:
+        copy_clean(campaign.spec, start, place)
+        ran = run_in(campaign.spec, start, place, seed, golden.output)
+        keep_log(place, log_of(campaign, start, f"null{number}"), ran.ended)
+        return record_of(campaign.spec, start, ran, golden.golden, kind="null", trial=number, seed=seed)
+
+
+def plan_key(campaign: Campaign, start: Start, cell: Cell, plan: FaultPlan) -> str:
+    """Equal for trials whose runs are the same where the command is deterministic."""
+    digest = hashlib.sha256(repr((start, [target.name for target in plan.targets])).encode())
+    for column in (plan.target, plan.flat, plan.op, plan.mask, plan.value):
+        digest.update(column.astype("uint64").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def struck_trial(
+    campaign: Campaign, cell: Cell, trial: int, *, full: bool = False, keep: Path | None = None
+) -> RunRecord:
+    """One trial: strike a copy of the checkpoint, and run the command on it.
+
+    full: it is an audit. keep: a folder for the altered checkpoint, its manifest, the metrics and the log. Raises
+    OutputError where the disk fails, TrainingError where the machine does; what the faults do is the trial's result.
+    """
+    start = start_of(campaign.spec, cell, trial)
+    golden, source = golden_of(campaign, start), checkpoint_of(campaign.spec, start)
+    plan = plan_of(campaign, cell, trial, source)
+    with place_for(campaign.spec, start) as place:
+        manifest = inject(source, place.checkpoint, plan, record=Record(path=place.manifest))
+        ran = run_in(campaign.spec, start, place, start.training_seed, golden.output)
+        kind = "audit" if full else "trial"
+        keep_log(place, campaign.folder.log(f"cell{cell.number}-{kind}{trial}"), ran.ended)
+        record = record_of(
+            campaign.spec, start, ran, golden.golden, kind=kind, cell=cell.number, trial=trial, seed=plan.seed,
+            plan=plan_key(campaign, start, cell, plan) if parts(golden.golden, golden.control) is None else "",
+            weight=weight_of(source, cell.model, plan), **struck_of(manifest),
+        )  # fmt: skip
+        if keep is not None:
+            keep_place(place, keep, record)
+    return record
+
+
+def _signature(path: Path) -> dict[str, list[int]]:
+    """Size and time of change of each file of a checkpoint, by its name in it."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    facts = {str(file.relative_to(path)): file.stat() for file in files if file.is_file()}
+    return {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()}
+
+
+def _content(path: Path) -> str:
+    """sha256 over the names and contents of a checkpoint's files."""
+    digest = hashlib.sha256()
+    for name in _signature(path):
+        digest.update(f"{name}\0".encode())
+        with open(path / name if path.is_dir() else path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _check_unchanged(path: Path, then: dict[str, Any]) -> None:
+    now = _signature(path)
+    if now != then["files"] and _content_once(path, canonical(now)) != then["sha256"]:
+        raise UsageError(f"{path} has changed since its golden run; choose another --out")
+
+
+@functools.lru_cache(maxsize=64)
+def _content_once(path: Path, signature: str) -> str:
+    return _content(path)
+
+
+def run_golden(campaign: Campaign, start: Start) -> tuple[RunRecord, ...]:
+    """A golden run and its control."""
+    found = golden_of(campaign, start)
+    return found.golden, found.control
+
+
+def run_null(campaign: Campaign, start: Start, number: int) -> tuple[RunRecord, ...]:
+    """A null trial, and the golden run that it is compared with."""
+    return *run_golden(campaign, start), null_trial(campaign, start, number)
+
+
+def run_trial(
+    campaign: Campaign, cell: Cell, trial: int, full: bool = False, keep: bool = False
+) -> tuple[RunRecord, ...]:
+    """A trial, and the golden run that it is compared with."""
+    place = campaign.folder.trial(cell.number, trial) if keep else None
+    record = struck_trial(campaign, cell, trial, full=full, keep=place)
+    return *run_golden(campaign, start_of(campaign.spec, cell, trial)), record
