@@ -30,9 +30,13 @@ class Sizes:
     medium_faults: int = 1_000_000
     rounds: int = 5
     state: int = 500
+    trials: int = 10_000
 
 
-QUICK = Sizes(large=128, small=8, datasets=10, tensors=2000, faults=600_000, medium_faults=100_000, rounds=2, state=50)
+QUICK = Sizes(
+    large=128, small=8, datasets=10, tensors=2000, faults=600_000, medium_faults=100_000, rounds=2, state=50,
+    trials=1000,
+)  # fmt: skip
 
 
 @contextmanager
@@ -216,9 +220,18 @@ def train(folder: Path, sizes: Sizes) -> None:
     training.resume(folder, sizes.rounds, sizes.state)
 
 
+def campaign(folder: Path, sizes: Sizes) -> None:
+    """Campaigns: what they add to training, workers, and thousands of stored trials."""
+    import campaigns
+
+    campaigns.added(folder, 4 * sizes.rounds + 1)
+    campaigns.workers(folder, 4 * sizes.rounds + 1)
+    campaigns.stored(folder, sizes.trials)
+
+
 PARTS: dict[str, Callable[[Path, Sizes], None]] = {
     "start": start, "inspect": inspect, "tensors": tensors, "copies": copies, "reflink": reflink,
-    "in-place": in_place, "datasets": datasets, "many": many, "train": train,
+    "in-place": in_place, "datasets": datasets, "many": many, "train": train, "campaign": campaign,
 }  # fmt: skip
 
 

@@ -386,6 +386,72 @@ def _cpu(work: Callable[[int], Any], rounds: int) -> float:
     return least
 
 
+def bare_trials(folder: str) -> float:
+    """Seconds to train the altered checkpoints that a campaign kept, one after the other, by `train` alone."""
+    from flipper.campaigns.folder import open_campaign
+    from flipper.training.layouts import Parallel
+    from flipper.training.run import train
+    from flipper.training.spec import TrainSpec
+
+    spec = open_campaign(Path(folder)).spec
+    layout = Parallel.parse("ddp:2")
+    kept = sorted(Path(folder, "trials").glob("*/clean.safetensors"))
+    server_start()
+    start = perf_counter()
+    for path in kept:
+        train(TrainSpec(spec.recipe, layout, resume=path, epochs=spec.epochs))
+    return perf_counter() - start
+
+
+def server_start() -> float:
+    """Seconds until the server that ranks are forked from has imported torch, and Python has started."""
+    from flipper.training.fingerprint import machine_fingerprint
+
+    start = perf_counter()
+    machine_fingerprint()
+    return perf_counter() - start
+
+
+def made_trials(folder: str, trials: str) -> int:
+    """A campaign's folder with so many made-up trials: 20 cells, 62 steps and four evaluations each, ten faults."""
+    import random
+
+    from flipper.campaigns.cells import trial_seed
+    from flipper.campaigns.folder import settle
+    from flipper.campaigns.record import RunRecord
+    from flipper.campaigns.spec import spec_of
+    from flipper.campaigns.store import Store
+
+    draw = random.Random(1)
+    table = {"name": "stored", "recipe": "digits-cnn", "inject_epoch": 2, "epochs": 4, "trials": int(trials) // 20,
+             "null_trials": 20, "training_seeds": [1, 2, 3]}  # fmt: skip
+    axes = {"parallel": ["ddp:2", "pipeline:2"], "bits": ["sign", "exponent"], "count": [1, 10, 100, 1000, 10000]}
+    spec = spec_of({"campaign": table, "axes": axes})
+    campaign = settle(spec, Path(folder), {})
+
+    def run(kind: str, parallel: str, trained: int, **values: Any) -> RunRecord:
+        steps = [(step, draw.random(), draw.random()) for step in range(23, 85)]
+        evals = [(step, 0.1, 0.95 + draw.gauss(0, 0.01)) for step in (44, 66, 75, 84)]
+        return RunRecord(
+            kind, parallel, trained, fingerprint="f", first_step=22, last_step=84, steps=steps, evals=evals, loss=0.1,
+            metric=evals[-1][2], max_abs_parameter=1.0, resume_digest=str(draw.random()), seconds=1.0, **values,
+        )  # fmt: skip
+
+    with Store(campaign.folder.results(), write=True) as store:
+        for parallel in axes["parallel"]:
+            for seed in spec.training_seeds:
+                store.add(run("golden", parallel, seed), run("control", parallel, seed))
+            store.add(*(run("null", parallel, spec.training_seeds[n % 3], trial=n) for n in range(20)))
+        for cell in campaign.cells:
+            faults = [("model.conv1.weight", 7, [draw.randrange(32)], 0.5, 1.5) for _ in range(10)]
+            store.add(*(
+                run("trial", cell.parallel, spec.training_seeds[n % 3], cell=cell.number, trial=n,
+                    seed=trial_seed(spec, cell, n), faults=faults, struck=cell.axes["count"], population=100_000)
+                for n in range(cell.trials)
+            ))  # fmt: skip
+    return int(trials)
+
+
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
     print(json.dumps(globals()[name](*arguments)))

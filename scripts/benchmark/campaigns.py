@@ -1,0 +1,76 @@
+"""The benchmark's parts on campaigns: what they add to training, workers, and thousands of stored trials."""
+
+import json
+import sys
+from pathlib import Path
+
+from measure import Row, flipper, run, show, work
+
+OWN = Path(sys.executable).with_name("flipper")
+
+SPEC = """
+[campaign]
+name = "{name}"
+seed = 1
+recipe = "{recipe}"
+inject_epoch = 1
+epochs = {epochs}
+trials = {trials}
+tolerance = 0.02
+[axes]
+parallel = "{parallel}"
+role = "parameter"
+bits = "mantissa"
+count = 10
+"""
+
+
+def spec(folder: Path, name: str, **values: object) -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(SPEC.format(name=name, **values), "utf-8")
+    return path
+
+
+def added(folder: Path, trials: int) -> None:
+    """A campaign's time over the bare training time of its trials: the same struck files, trained by `train` alone."""
+    path = spec(folder, "added", recipe="mnist5k-cnn", epochs=2, trials=trials, parallel="ddp:2")
+    out = folder / "added"
+    controls = flipper("campaign", "run", path, "--out", out, "--set", "trials=1", "-q")
+    whole = flipper("campaign", "run", path, "--out", out, "--keep", "-q")
+    bare = work("bare_trials", out)
+    done = trials - 1
+    print(f"  golden and control run, one trial: {controls.wall:.1f} s")
+    show([Row(f"{done} trials, mnist5k-cnn, ddp:2, 31 steps", whole.wall - start_up(), "training alone", bare, 1.1)])
+
+
+def start_up() -> float:
+    """What a run that has nothing to do takes: Python, and the server that imports torch."""
+    return float(work("server_start"))
+
+
+def workers(folder: Path, trials: int) -> None:
+    """Trials of one rank, one or two at once; of two ranks, likewise."""
+    for parallel, most in (("single", 1 / 1.7), ("ddp:2", 1.0)):
+        seconds = {}
+        for count in (1, 2):
+            name = f"{parallel.replace(':', '')}-{count}"
+            path = spec(folder, name, recipe="digits-cnn", epochs=4, trials=trials, parallel=parallel)
+            out = folder / name
+            flipper("campaign", "run", path, "--out", out, "--set", "trials=1", "-q")
+            seconds[count] = flipper("campaign", "run", path, "--out", out, "--workers", count, "-q").wall - start_up()
+        name = f"{trials - 1} trials, digits-cnn, {parallel}, --workers 2"
+        show([Row(name, seconds[2], "--workers 1", seconds[1], most)])
+
+
+def stored(folder: Path, trials: int) -> None:
+    """The report and the status of very many stored trials."""
+    out = folder / "stored"
+    work("made_trials", out, trials)
+    report = run(OWN, "campaign", "report", out, "-q")
+    status = min((run(OWN, "campaign", "status", out, quiet=False) for _ in range(3)), key=lambda usage: usage.cpu)
+    assert json.loads(status.output)["trials"] == trials
+    show([
+        Row(f"report of {trials} trials", report.wall, "limit", 15),
+        Row(f"report of {trials} trials, peak memory", report.memory, "limit", 500, unit="MB"),
+        Row(f"status of {trials} trials, CPU", status.cpu, "limit", 0.3),
+    ])  # fmt: skip
