@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flipper.campaigns import runs
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import band_of, bands, golden_key, judge
+from flipper.campaigns.record import RunRecord
+from flipper.campaigns.runner import runner_of
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
 
@@ -19,7 +20,7 @@ def run_again(campaign: Campaign, cell: int, number: int, *, full: bool = False,
     chosen = campaign.cell(cell)
     if number >= chosen.trials and not campaign.spec.census and campaign.spec.margin is None:
         raise UsageError(f"cell {cell} has trials 0 to {chosen.trials - 1}, not {number}")
-    golden, _, run = runs.run_trial(campaign, chosen, number, full, keep)
+    golden, _, run = runner_of(campaign.spec).run_trial(campaign, chosen, number, full, keep)
     stored, nulls = None, []
     if campaign.folder.results().exists():
         with Store(campaign.folder.results()) as store:
@@ -41,7 +42,12 @@ def run_again(campaign: Campaign, cell: int, number: int, *, full: bool = False,
         "loss_final": run.loss,
         "struck": run.struck,
         "state_digest": run.state_digest,
-        "as_stored": None if stored is None else stored.state_digest == run.state_digest,
+        "as_stored": None if stored is None else _came_to(stored) == _came_to(run),
         "kept": str(campaign.folder.trial(cell, number)) if keep else None,
         "error": run.error,
     }
+
+
+def _came_to(run: RunRecord) -> str:
+    """What is the same for the same run; NaN equals NaN."""
+    return repr((run.ended, run.loss, run.metric, run.state_digest))

@@ -24,10 +24,10 @@ from flipper.campaigns.runs import fingerprint_id
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.states import State, state_of
 from flipper.checkpoints.output import writing
-from flipper.errors import CheckpointError, FlipperError, OutputError, TrainingError, UsageError
+from flipper.errors import CheckpointError, EndedError, FlipperError, OutputError, TrainingError, UsageError
 from flipper.injection.copying import copy
 from flipper.training.fingerprint import processor
-from flipper.training.launch import LONGEST_FOLDER
+from flipper.training.launch import ASKING, LONGEST_FOLDER
 
 LOG_KEPT: Final = 1 << 20
 """Bytes of a failed run's log that are kept, from its end."""
@@ -170,6 +170,8 @@ def run_in(spec: Spec, start: Start, place: Place, seed: int, reference: Path | 
         scratch=place.folder,
         env=_environment(spec, place),
     )
+    if ended.code is not None and -ended.code in ASKING:
+        raise EndedError(f"{words(line, values, Path(spec.here))[0]} was {ended.manner}: somebody ended it")
     series = read_series(metrics, _metrics_files(metrics, place), whole=ended.code == 0)
     what, error = _judged(ended, series, place)
     state = None

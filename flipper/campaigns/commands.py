@@ -6,9 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +155,22 @@ def parts(golden: RunRecord, control: RunRecord) -> str | None:
                 return f"at step {step} its {what} is {_told(one, at)} and in the control {_told(other, at)}"
     if golden.state_digest != control.state_digest:
         return "it told the same as the control, but their outputs differ"
+    return None
+
+
+def note_on(spec: Spec, golden: RunRecord, control: RunRecord) -> str | None:
+    """What the user should hear of a command by its control; None where all is well."""
+    who = f"commands.{golden.parallel}"
+    if (problem := parts(golden, control)) is not None:
+        return (
+            f"{who} is not deterministic: its control differs from its golden run, {problem}; trials go on, but none "
+            "can come out identical, and what the null trials differ by is the band"
+        )
+    if spec.tolerance is None and spec.null_trials and "seed" not in places(spec.commands[golden.parallel]):
+        return (
+            f"{who} is deterministic and has no {{seed}}: its null trials repeat the control, so its band is 0 wide; "
+            "pass {seed} on, or give campaign.tolerance"
+        )
     return None
 
 

@@ -99,7 +99,9 @@ class Coordinator:
         self._bands: dict[str, Band] = {}
         self._clean: dict[Start, Path] = {}
         self._golden_of: dict[Start, RunRecord] = {}
+        self._compared: set[Start] = set()
         self._inexact: set[Start] = set()
+        self._noted: set[str] = set()
         self._runs = runner_of(campaign.spec)
         self._harmful: dict[int, dict[int, bool]] = {}  # by cell and trial
 
@@ -341,13 +343,15 @@ class Coordinator:
         self._goldens[golden_key(golden)] = golden
         self._golden_of.setdefault(start, golden)
         self._clean.setdefault(start, self._runs.clean_of(self.campaign, start, golden))
-        problem = self._runs.parts(golden, found["control"]) if "control" in found else None
-        if problem is not None and start not in self._inexact:
+        if (control := found.get("control")) is None or start in self._compared:
+            return
+        self._compared.add(start)
+        if self._runs.parts(golden, control) is not None:
             self._inexact.add(start)
-            self.progress.notes.append(
-                f"{start.label} is not deterministic: its control differs from its golden run, {problem}; "
-                "so the outcome identical can't be told, and only differences beyond the null trials' count"
-            )
+        note = self._runs.note_on(self.campaign.spec, golden, control)
+        if note is not None and start.parallel not in self._noted:
+            self._noted.add(start.parallel)
+            self.progress.notes.append(note)
 
     def _keep_result(self, *records: RunRecord) -> None:
         self.store.add(*records)

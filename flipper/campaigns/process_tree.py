@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Final
 
 from flipper.campaigns import keeper
-from flipper.errors import TrainingError, UsageError
-
-_RUNNING: Final[set[subprocess.Popen[bytes]]] = set()
-_CHANGING: Final = threading.Lock()
+from flipper.errors import EndedError, TrainingError, UsageError
+from flipper.training.launch import STOP
 
 
 @dataclass(frozen=True)
@@ -47,23 +45,14 @@ def run_command(
 
     What detached itself is ended too: on Linux in every case, elsewhere unless it was orphaned. If this process is
     killed, the command is ended as well and `scratch` removed. cwd: its folder. log: takes its stdout and stderr.
-    env: what differs from this process' environment. Raises UsageError when it can't be started, TrainingError when
-    processes of it can't be ended.
+    env: what differs from this process' environment. Raises UsageError when it can't be started, CancelledError when
+    the run is called off, TrainingError when processes of it can't be ended, EndedError when its keeper was.
     """
     job = {"words": list(words), "cwd": str(cwd), "env": dict(env or {}), "log": str(log), "timeout": timeout}
     arguments = [sys.executable, "-I", "-S", keeper.__file__, json.dumps({**job, "scratch": str(scratch)})]
-    with _CHANGING:
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd=os.sep
-        )  # a session of its own: Ctrl-C is for the campaign, which then ends it
-        _RUNNING.add(process)
-    try:
-        assert process.stdout is not None
-        told = process.stdout.read()
-    finally:
-        _end(process)
+    told = _told_by(arguments)
     if not told:
-        raise TrainingError(f"{words[0]} was ended with the process that watched over it")
+        raise EndedError(f"{words[0]} was ended with the process that watched over it")
     answer = json.loads(told)
     if "error" in answer:
         raise UsageError(f"can't run {answer['error']}")
@@ -72,27 +61,17 @@ def run_command(
     return Ended(None if answer["timed_out"] else answer["code"], answer["seconds"])
 
 
-def end_all() -> None:
-    """End every command of this process that still runs, and wait until it is gone."""
-    with _CHANGING:
-        running = list(_RUNNING)
-    for process in running:
-        _close(process)
-    for process in running:
-        process.wait()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    _close(process)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
-    with _CHANGING:
-        _RUNNING.discard(process)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    """Tell a keeper that nobody waits for its command any more."""
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.close()
+def _told_by(arguments: Sequence[str]) -> bytes:
+    """What a keeper prints; it ends its command when its stdin is closed, as it is if this process dies."""
+    stop = STOP.get()
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd=os.sep
+    ) as process:  # a session of its own: Ctrl-C is for the campaign, which then ends it
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if stop in wait([process.stdout.fileno(), *([] if stop is None else [stop])]):
+                raise CancelledError("the run was called off")
+            return process.stdout.read()
+        finally:
+            process.stdin.close()

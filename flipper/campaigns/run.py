@@ -9,7 +9,6 @@ from pathlib import Path
 from flipper.campaigns.coordinator import Coordinator, Progress
 from flipper.campaigns.engines import Engine
 from flipper.campaigns.folder import Campaign, Folder
-from flipper.campaigns.process_tree import end_all
 from flipper.campaigns.scratch import scratch
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
@@ -47,11 +46,7 @@ def run_campaign(
             lost=engine.lost,
             on_progress=on_progress,
         )
-        try:
-            return coordinator.run()
-        except BaseException:
-            end_all()  # commands of this process; its executor's owner sees to the rest
-            raise
+        return coordinator.run()
 
 
 def _from_anywhere(campaign: Campaign) -> Campaign:

@@ -213,6 +213,11 @@ def parts(golden: RunRecord, control: RunRecord) -> str | None:
     return None
 
 
+def note_on(spec: Spec, golden: RunRecord, control: RunRecord) -> str | None:
+    """What the user should hear of a control that lets the campaign go on: nothing, for it equals its golden run."""
+    return None
+
+
 def _train_spec(spec: Spec, parallel: str, **values: Any) -> TrainSpec:
     assert spec.recipe is not None
     layout = Parallel.parse(parallel)

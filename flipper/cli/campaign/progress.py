@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flipper.cli.output import say
+from flipper.cli.output import printable, say
 
 if TYPE_CHECKING:
     from flipper.campaigns.coordinator import Progress
@@ -33,8 +33,11 @@ def follow(quiet: bool) -> Iterator[Callable[[Progress], None]]:
 
 def _lines() -> Callable[[Progress], None]:
     told: dict[str, float] = {}
+    notes: set[str] = set()
 
     def hear(progress: Progress) -> None:
+        for note in _new(progress.notes, notes):
+            say(f"warning: {note}")
         now = time.monotonic()
         last = progress.done == progress.total
         if not last and now - told.get(progress.stage, -QUIET_SECONDS) < QUIET_SECONDS:
@@ -57,8 +60,11 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
     )  # fmt: skip
     with Bar(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, int] = {}
+        notes: set[str] = set()
 
         def hear(progress: Progress) -> None:
+            for note in _new(progress.notes, notes):
+                bar.console.print(f"warning: {printable(note)}", markup=False, highlight=False, soft_wrap=True)
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(STAGES[progress.stage], total=progress.total, outcomes="")
             bar.update(
@@ -69,6 +75,13 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
             )
 
         yield hear
+
+
+def _new(notes: list[str], told: set[str]) -> list[str]:
+    """Those that were not told yet, which then are."""
+    found = [note for note in notes if note not in told]
+    told.update(found)
+    return found
 
 
 def _outcomes(progress: Progress) -> str:
