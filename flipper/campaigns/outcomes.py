@@ -62,7 +62,7 @@ def judge(run: RunRecord, golden: RunRecord, band: Band, spec: Spec) -> Judgemen
     detector, step = _first_detection(run, golden)
     worst = max((gap for _, gap in gaps), default=None)
     return Judgement(
-        _outcome(run, golden, gaps, band, spec),
+        outcome_of(run, golden, band, spec),
         worst,
         _steps_to_recover(run.first_step, gaps, band) if run.error is None else None,
         _area(run.first_step, gaps),
@@ -71,9 +71,8 @@ def judge(run: RunRecord, golden: RunRecord, band: Band, spec: Spec) -> Judgemen
     )
 
 
-def _outcome(
-    run: RunRecord, golden: RunRecord, gaps: Sequence[tuple[int, float]], band: Band, spec: Spec
-) -> str:
+def outcome_of(run: RunRecord, golden: RunRecord, band: Band, spec: Spec) -> str:
+    """The first rule that holds, of OUTCOMES."""
     if run.ended in (REFUSED, CRASH, HANG):
         return run.ended
     if run.loss is None or not math.isfinite(run.loss):
@@ -83,10 +82,10 @@ def _outcome(
         return "extreme"
     if run.resume_digest and run.resume_digest == golden.resume_digest:
         return IDENTICAL
-    final = gaps[-1][1] if gaps else math.inf
-    if not final <= band.width:
+    gaps = [gap for _, gap in shortfalls(run, golden, spec.better)]
+    if not gaps or not gaps[-1] <= band.width:
         return "degraded"
-    return "recovered" if any(not gap <= band.width for _, gap in gaps) else "masked"
+    return "masked" if max(gaps) <= band.width else "recovered"
 
 
 def shortfalls(run: RunRecord, golden: RunRecord, better: str) -> list[tuple[int, float]]:

@@ -61,6 +61,16 @@ class RunRecord:
     reused: tuple[int, int] | None = None
     seconds: float = 0.0
 
+    @classmethod
+    def stored(cls, values: dict[str, Any]) -> RunRecord:
+        """The record of what `summary` and `detail` gave; without the latter its long series are empty.
+
+        It leaves out __init__, which takes as long as reading the JSON: status looks at ten thousand of them.
+        """
+        record = cls.__new__(cls)
+        record.__dict__.update({name: [] for name in _LISTS}, **values)
+        return record
+
     def summary(self) -> dict[str, Any]:
         """All but the long series and the faults."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LONG}
@@ -69,6 +79,8 @@ class RunRecord:
         """The long series, and the faults."""
         return {name: getattr(self, name) for name in LONG}
 
+
+_LISTS: Final = tuple(each.name for each in fields(RunRecord) if each.default_factory is list)
 
 LONG: Final = ("steps", "faults", "replicas")
 """Fields that are stored apart, since few questions need them."""

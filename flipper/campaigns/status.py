@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flipper.campaigns.outcomes import OUTCOMES, band_of, bands, golden_key, judge
+from flipper.campaigns.outcomes import OUTCOMES, band_of, bands, golden_key, outcome_of
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
@@ -40,7 +40,7 @@ def status(path: Path) -> dict[str, Any]:
                 if (run.cell, run.trial) not in done:
                     done.add((run.cell, run.trial))
                     band = band_of(spec, found, run.parallel)
-                    outcomes[judge(run, goldens[golden_key(run)], band, spec).outcome] += 1
+                    outcomes[outcome_of(run, goldens[golden_key(run)], band, spec)] += 1
         running += _holder(database.with_name(f"{database.name}.lock"))
     return {
         "name": spec.name,

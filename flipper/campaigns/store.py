@@ -87,7 +87,7 @@ class Store:
                 values = json.loads(summary)
                 if long:
                     values.update(json.loads(zlib.decompress(long[0])))
-                yield RunRecord(**values)
+                yield RunRecord.stored(values)
 
     def finished(self) -> dict[int, set[int]]:
         """The numbers of the trials that each cell has results of."""
@@ -103,7 +103,7 @@ class Store:
             for summary, long in self._database.execute(
                 "SELECT summary, detail FROM runs WHERE plan = ? AND plan != '' AND kind = 'trial'", (plan,)
             ):
-                record = RunRecord(**json.loads(summary), **json.loads(zlib.decompress(long)))
+                record = RunRecord.stored({**json.loads(summary), **json.loads(zlib.decompress(long))})
                 if record.reused is None:
                     return record
         return None
