@@ -14,7 +14,7 @@ ORDER = ("bits", "checkpoints", "faults", "injection", "training", "failstop", "
          "report", "cli")  # fmt: skip
 """Each imports only from itself and from those before it."""
 
-SHARED = ("errors", "strict_json", "toml")
+SHARED = ("errors", "strict_json", "text_files", "toml")
 """Modules at the top that all may import; they import nothing of flipper but each other."""
 
 WITH_TORCH = ("training", "failstop", "studies", "injection/memory.py")

@@ -15,7 +15,8 @@ from flipper.cli.output import emit, say
 @click.option("--manifest", type=CHECKPOINT, metavar="M", help="Its record.  [default: the newest beside FILE]")
 @output_options
 def command(file: Path, manifest: Path | None, style: str | None, quiet: bool, verbose: bool, traceback: bool) -> None:
-    """Return FILE to its bytes before the last injection, finished or killed halfway; removes the manifest used.
+    """Return FILE to its bytes before the last injection, finished or killed halfway; removes the manifest used,
+    unless it is the record of another file that is still there.
 
     \b
     Example:
@@ -26,4 +27,5 @@ def command(file: Path, manifest: Path | None, style: str | None, quiet: bool, v
 
     record = undo(file, manifest)
     emit({"file": str(file), "manifest": str(record.path), "seed": record.seed, "elements": len(record.table)}, style)
-    say(f"removed {record.path}", quiet)
+    kept = record.path is not None and record.path.exists()
+    say(f"kept {record.path}, the record of {record.output['path']}" if kept else f"removed {record.path}", quiet)

@@ -15,6 +15,7 @@ from flipper.errors import UsageError
 from flipper.faults.corrupter_sequence import sequence_faults
 from flipper.faults.effects import FLIP, OPS, WRITE
 from flipper.faults.plan import FaultPlan, Target, plan_of
+from flipper.text_files import read_text
 
 Row = tuple[str, int, int, int, int]
 """Tensor, flat index, op, mask, value."""
@@ -29,7 +30,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, stream: TextIO | None = None) 
     Raises UsageError naming the line that can't be read.
     """
     try:
-        text = stream.read() if stream is not None else path.read_text("utf-8")
+        text = stream.read() if stream is not None else read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--plan {path}: {getattr(error, 'strerror', None) or error}") from error
     rows = list(_rows(text.removeprefix("\ufeff"), path, checkpoint))

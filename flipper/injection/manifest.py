@@ -18,6 +18,7 @@ from flipper.errors import FlipperError
 from flipper.injection.stored_table import table_from_npz, table_from_rows
 from flipper.injection.table import FaultTable
 from flipper.strict_json import text
+from flipper.text_files import read_text
 
 SCHEMA = "flipper-manifest/1"
 INLINE = 10_000
@@ -170,6 +171,8 @@ def remove_manifest(path: Path) -> None:
 
 def _table_named_in(path: Path) -> Path | None:
     """The table of the manifest at `path`; None if it has none, or is no manifest."""
+    if not path.is_file():  # a pipe may never end
+        return None
     try:
         document = json.loads(path.read_text("utf-8"))
         named = document["faults"]["file"] if document["schema"] == SCHEMA else None
@@ -199,7 +202,7 @@ def read_manifest(manifest: str | os.PathLike[str]) -> Manifest:
     """Read a manifest and its table; raises FlipperError when it is none, or its table is missing or altered."""
     path = Path(manifest)
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(read_text(path))
     except OSError as error:
         raise FlipperError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

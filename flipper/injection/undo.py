@@ -22,7 +22,7 @@ def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None =
     """Restore the old bytes of FILE, wherever it stands between its bytes before and after the injection.
 
     manifest: None takes the newest one beside the file. It is removed afterwards, so that the next undo takes back
-    the injection before it.
+    the injection before it; but kept when it is the record of another file, of which FILE is a copy.
     Raises MismatchError when a byte is neither the old nor the new one (nothing is altered then), UsageError when there
     is no manifest, FlipperError, OutputError.
     """
@@ -43,8 +43,20 @@ def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None =
             patch(path, *masks, sync=True)
     except OSError as error:
         raise OutputError(f"{target}: {error.strerror or error}; the same undo goes on from here") from error
-    remove_manifest(place)
+    if not _is_of_another(record, place, target):
+        remove_manifest(place)
     return record
+
+
+def _is_of_another(record: Manifest, place: Path, target: Path) -> bool:
+    """Whether the manifest is still that of another file, which may stand as it was struck."""
+    if any(place.samefile(mine) for mine in stacked_manifests(target)):
+        return False
+    named = record.output.get("path")
+    if not isinstance(named, str) or "\0" in named:
+        return False
+    outputs = [path for path in (Path(named), place.parent / named) if path.exists()]
+    return bool(outputs) and not any(path.samefile(target) for path in outputs)
 
 
 def newest_manifest(path: Path) -> Path:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -118,6 +120,30 @@ def test_the_manifest_is_neither_the_source_nor_the_output(tmp_path, monkeypatch
     code, _, err = here("inject", "a", "--in-place", "--manifest", "a", "--seed", "1", "-q", "--force")
     assert (code in (1, 2), is_one_error(err)) == (True, True)
     assert (tmp_path / "a").read_bytes() == MLP.read_bytes()
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
+def test_a_device_without_end_is_not_read(tmp_path, device):
+    """Neither as a plan nor as a manifest, nor as what a new manifest replaces; memory is bounded, lest it be."""
+    shutil.copy(MLP, tmp_path / "a")
+    lines = (
+        f"inject a -o b --plan {device}", f"inject a -o b --seed 1 --force --manifest {device}",
+        f"replay {device} a -o b", f"undo a --manifest {device}", f"verify a --manifest {device}",
+    )  # fmt: skip
+    for line in lines:
+        limited = f"ulimit -v 4000000; {sys.executable} -m flipper {line}"
+        done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode in (1, 2), is_one_error(done.stderr)) == (True, True), (line, done.stderr)
+        assert "device" in done.stderr or "no regular file" in done.stderr
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == MLP.read_bytes()
+
+
+def test_nothing_is_an_empty_plan_and_no_manifest(tmp_path):
+    (row,) = rows_of("inject", MLP, "-o", tmp_path / "a", "--plan", "/dev/null")
+    assert row["faults"] == 0
+    code, _, err = here("replay", "/dev/null", MLP, "-o", tmp_path / "b")
+    assert (code, is_one_error(err)) == (1, True)
 
 
 def test_a_directory_may_be_the_one_one_is_in(tmp_path, monkeypatch):

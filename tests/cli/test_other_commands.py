@@ -111,6 +111,34 @@ def test_diff_summary_counts(struck):
     assert strict(here("diff", CNN, CNN, "--summary")[1])["equal"] is True
 
 
+def test_undo_keeps_the_record_of_another_file(tmp_path, monkeypatch):
+    """Undoing a copy, or the wrong file, must not take away what the struck file itself needs; its own record goes."""
+    monkeypatch.chdir(tmp_path)
+    former = CNN.read_bytes()
+    assert here("inject", CNN, "-o", "a", "--seed", "1", "--count", "9", "-q")[0] == 0
+    shutil.copy("a", "copy")
+    shutil.copy(CNN, "clean")
+    for other in ("copy", "clean"):
+        code, _, err = here("undo", other, "--manifest", "a.flipper.json")
+        assert (code, err) == (0, "kept a.flipper.json, the record of a\n")
+        assert (tmp_path / other).read_bytes() == former
+    assert (tmp_path / "a").read_bytes() != former
+    code, _, err = here("undo", "a")
+    assert (code, err) == (0, "removed a.flipper.json\n")
+    assert (tmp_path / "a").read_bytes() == former
+
+
+def test_undo_takes_away_the_record_of_a_file_that_moved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for moved, place in (("b", "a.flipper.json"), ("c", "c.flipper.json"), ("d", "elsewhere")):
+        assert here("inject", CNN, "-o", "a", "--seed", "1", "-q")[0] == 0
+        os.rename("a", moved)
+        os.rename("a.flipper.json", place)
+        assert here("undo", moved, "--manifest", place)[0] == 0
+        assert (tmp_path / moved).read_bytes() == CNN.read_bytes()
+        assert not (tmp_path / place).exists()
+
+
 def test_verify_says_what_was_checked(struck):
     for more, complete, faults in (
         ([], False, None),

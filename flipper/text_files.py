@@ -1,0 +1,14 @@
+"""Text files that a user names: files and pipes are read whole, devices that have no end are not begun."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def read_text(path: Path) -> str:
+    """The text of a file or pipe, UTF-8; raises OSError, UnicodeDecodeError. /dev/zero would fill the memory."""
+    if path.is_char_device() and not path.samefile(os.devnull):
+        raise OSError(errno.EINVAL, "a device, neither a file nor a pipe", str(path))
+    return path.read_text("utf-8")
