@@ -15,7 +15,7 @@ from flipper.errors import OutputError, UsageError
 
 MAY_CHANGE: Final = frozenset(
     ("slices", "trials", "margin", "confidence", "tolerance", "equivalence", "extreme_factor", "contrast", "fit",
-     "timeout", "better", "null_trials", "commands", "here")
+     "timeout", "better", "null_trials", "commands", "here", "slurm")
 )  # fmt: skip
 """Keys of a spec that may differ from those of the results that are there; of some, the values may only grow."""
 

@@ -78,6 +78,7 @@ class Spec:
     trials of a cell go on until its interval is no wider. tolerance: None takes the band from the null trials.
     equivalence: differences smaller than that are none. extreme_factor: of golden's largest |parameter|. contrast: the
     data- and the model-parallel layout of the primary question. fit: upsets of memory per 1e9 hours and Mbit.
+    slurm: what a batch system's jobs ask for; see engines.slurm.
     here: the folder of the campaign file, which what [commands] and checkpoints name is relative to. inject_step and
     inject_epoch say with commands when the checkpoints were saved, timeout how long a whole run may take.
     """
@@ -113,6 +114,7 @@ class Spec:
     metric: str = "accuracy"
     better: str = "higher"
     fit: float | None = None
+    slurm: Mapping[str, Any] = field(default_factory=dict)
     here: str = ""
 
     def record(self) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
 def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     """The campaign that the tables of a campaign file ask for; here: the folder of the file. Raises UsageError."""
     here = here or Path.cwd()
-    _known("table", document, ("campaign", "axes", "slices", "commands", "metrics"))
+    _known("table", document, ("campaign", "axes", "slices", "commands", "metrics", "slurm"))
     campaign = _table(document, "campaign")
     _known("key of [campaign]", campaign, KINDS)
     for key, value in campaign.items():
@@ -189,7 +191,7 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         values["here"] = str(here)
     elif metrics:
         raise UsageError("a table [metrics] goes with [commands]; a recipe's are known")
-    spec = Spec(commands=commands, metrics=metrics, **values)
+    spec = Spec(commands=commands, metrics=metrics, slurm=_table(document, "slurm", needed=False), **values)
     _check(spec)
     return spec
 

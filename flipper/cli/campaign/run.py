@@ -15,7 +15,7 @@ from flipper.cli.output import emit, say
 @click.command(short_help="Run it, or go on with it.")
 @SPEC_OR_FOLDER
 @OUT
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Ranks at once here.  [default: processors]")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Ranks at once here; on a cluster, runs at once.")
 @click.option("--engine", type=click.Choice(["local", "dask", "slurm"]), default="local", help="Where runs are made.")
 @click.option("--scheduler", metavar="ADDRESS", help="Of the dask cluster.")
 @click.option("--shard", metavar="I/N", help="Only every N-th trial, from the I-th; each shard has its own database.")
@@ -48,12 +48,19 @@ def command(
     from flipper.campaigns.run import run_campaign
 
     campaign, part = asked(where, out, changes), shard_option(shard)
-    with open_engine(engine, workers, scheduler) as place, follow(quiet) as on_progress:
-        progress = run_campaign(campaign, place, shard=part, keep=keep, audit=audit, on_progress=on_progress)
-    say(f"results are in {campaign.folder.path}; `flipper campaign report {campaign.folder.path}` shows them", quiet)
+    folder = campaign.folder.path
+    try:
+        with open_engine(engine, workers, scheduler, campaign=campaign) as place, follow(quiet) as on_progress:
+            progress = run_campaign(campaign, place, shard=part, keep=keep, audit=audit, on_progress=on_progress)
+    except (KeyboardInterrupt, SystemExit):
+        say("ended early; what had finished is kept, and the same command goes on from there", quiet)
+        raise
+    what = "report" if part is None else "merge"
+    does = "shows them" if part is None else "joins those of all shards"
+    say(f"results are in {campaign.folder.results(part)}; `flipper campaign {what} {folder}` {does}", quiet)
     emit(
         {
-            "folder": str(campaign.folder.path),
+            "folder": str(folder),
             "cells": len(campaign.cells),
             "trials": sum(progress.outcomes.values()),
             "outcomes": dict(progress.outcomes),
