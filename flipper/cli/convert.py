@@ -34,7 +34,8 @@ def command(
     """Write CKPT to OUT in another format: all tensors, names, dtypes, ties, nesting and scalars.
 
     Objects of classes that flipper doesn't know, and quantised tensors, can't be carried: they are refused, or left
-    out and named with --drop-unsupported. Views that overlap become tensors of their own, and are named.
+    out and named with --drop-unsupported. Views that overlap become tensors of their own, and are named. Modules,
+    namespaces and packed sequences become the dicts and tuples that they hold.
 
     \b
     Example:
