@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from flipper.cli.campaign.options import SPEC_OR_FOLDER, existing
 from flipper.cli.options import FILE, common_options
-from flipper.strict_json import strict
+from flipper.cli.output import say
 
 
 @click.command(short_help="Write the report page, or print its numbers.")
@@ -21,13 +20,20 @@ from flipper.strict_json import strict
 def command(
     where: Path, style: str, output: Path | None, figures: Path | None, quiet: bool, verbose: bool, traceback: bool
 ) -> None:
-    """Write one self-contained page on what a campaign has found so far, or print its numbers as JSON."""
-    from flipper.campaigns.results import load_results
-    from flipper.campaigns.summary import summary
+    """Write one self-contained page on what a campaign has found so far, or print its numbers as JSON.
 
+    \b
+    Example:
+      flipper campaign report demo --figures figures
+    """
+    from flipper.report.writing import write_numbers, write_report
+
+    campaign = existing(where)
     if style == "json":
-        text = json.dumps(strict(summary(load_results(existing(where)))), indent=1) + "\n"
+        text, written = write_numbers(campaign, output, figures)
         if output is None:
             click.echo(text, nl=False)
-        else:
-            output.write_text(text, "utf-8")
+    else:
+        written = write_report(campaign, output, figures)
+    for path in written:
+        say(f"wrote {path}", quiet)

@@ -1,0 +1,81 @@
+"""Drawing: all figures of a report, as SVG inside the page and as files for a paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Final
+
+from markupsafe import Markup
+
+from flipper.checkpoints.output import atomic_output, writing
+from flipper.report.figures import curves, detectors, exposure, heat_map, outcome_bars, paired, replicas
+from flipper.report.material import Material, Picture
+from flipper.report.palette import COLOURS, drawing
+
+DRAWERS: Final[dict[str, Callable[[Material], Picture | None]]] = {
+    "outcomes": outcome_bars.draw,
+    "bits-by-layer": heat_map.draw,
+    "curves": curves.draw,
+    "paired": paired.draw,
+    "exposure": exposure.draw,
+    "replicas": replicas.draw,
+    "detectors": detectors.draw,
+}
+"""Name of a figure -> what draws it."""
+
+_VARIABLES: Final = {light: f"var(--fig-{name})" for name, (light, _) in COLOURS.items()}
+
+
+def inline_figures(material: Material) -> dict[str, tuple[Picture, Markup]]:
+    """Each figure that there is something to show for, by name, with its SVG for the page."""
+    found = {}
+    for name, draw in DRAWERS.items():
+        with drawing(salt=name):
+            picture = draw(material)
+            if picture is not None:
+                found[name] = picture, inline(picture)
+    return found
+
+
+def inline(picture: Picture) -> Markup:
+    """The figure as SVG within HTML: its colours follow the page's, and it asks for nothing from outside."""
+    out = StringIO()
+    picture.figure.savefig(out, format="svg", metadata={"Date": None})
+    svg = out.getvalue()
+    body = svg[svg.index(">", svg.index("<svg ")) + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*">', "<g>", body)  # the same in every figure, and nothing refers to them
+    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
+    body = body.replace("font-family: 'DejaVu Sans'; ", "")
+    body = re.sub(r"\s*\n\s*", " ", body)
+    width, height = (72 * inches for inches in picture.figure.get_size_inches())
+    start = Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}">').format(
+        f"{picture.title}. {picture.says}", f"{width:g}", f"{height:g}"
+    )
+    return start + Markup(body)
+
+
+def _variable(found: re.Match[str]) -> str:
+    return f"{found[1]}: {_VARIABLES.get(found[2], found[2])}"
+
+
+def write_figures(material: Material, folder: Path) -> list[Path]:
+    """Write each figure as PDF and SVG, replacing what is there; the folder is made. Raises OutputError."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, draw in DRAWERS.items():
+        with drawing(salt=name, text="path"):
+            picture = draw(material)
+            if picture is None:
+                continue
+            for suffix, empty in (("pdf", {"CreationDate": None}), ("svg", {"Date": None})):
+                path = folder / f"{name}.{suffix}"
+                with atomic_output(path, force=True) as partial:
+                    picture.figure.savefig(partial, format=suffix, metadata={**empty, "Title": picture.title})
+                written.append(path)
+    return written

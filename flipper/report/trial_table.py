@@ -1,0 +1,87 @@
+"""Trial table: all trials as compact JSON, which the page's script sorts, filters and shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from flipper.campaigns.outcomes import GROUPS, OUTCOMES
+from flipper.report.material import Material, value_text
+from flipper.report.provenance import trial_command
+from flipper.strict_json import strict
+
+COLUMNS: Final = (
+    ("cell", "number"), ("trial", "number"), ("training seed", "text"), ("outcome", "text"), ("final metric", "number"),
+    ("golden metric", "number"), ("final loss", "number"), ("steps to recover", "number"), ("first detector", "text"),
+    ("detected at step", "number"), ("faults", "number"), ("seconds", "number"),
+)  # fmt: skip
+"""Columns beside the axes, and how they sort."""
+
+LONGEST: Final = 300
+"""Characters of a trial's error that are shown."""
+
+
+class Numbering:
+    """Gives each text the number of its first appearance."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+
+    def __call__(self, text: str | None) -> int | None:
+        return None if text is None else self.texts.setdefault(text, len(self.texts))
+
+
+def trial_table(material: Material) -> str:
+    """The JSON, safe within a <script>: cells' axes once, texts by number, one list a trial."""
+    tensors, texts = Numbering(), Numbering()
+    axes = ("parallel", *material.varied)
+    document = {
+        "axes": ["layout", *material.varied],
+        "columns": COLUMNS,
+        "outcomes": OUTCOMES,
+        "groups": GROUPS,
+        "command": trial_command(material.campaign),
+        "cells": {
+            cell.number: [_axis(cell.axes[axis]) if axis in cell.axes else None for axis in axes]
+            for cell in material.campaign.cells
+        },
+        "rows": [_row(material, trial, tensors, texts) for trial in material.results.trials],
+        "tensors": list(tensors.texts),
+        "texts": list(texts.texts),
+    }
+    text = json.dumps(strict(document), ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _row(material: Material, trial: Any, tensors: Numbering, texts: Numbering) -> list[Any]:
+    """The columns, then the faults, how many more there were, and the error."""
+    run, judgement = trial.run, trial.judgement
+    faults = [
+        [tensors(tensor), element, bits, _short(before), _short(after)]
+        for tensor, element, bits, before, after in material.evidence.faults.get((run.cell, run.trial), ())
+    ]
+    return [
+        run.cell,
+        run.trial,
+        texts(str(run.training_seed)),
+        OUTCOMES.index(judgement.outcome),
+        _short(run.metric),
+        _short(trial.golden.metric),
+        _short(run.loss),
+        judgement.steps_to_recover,
+        texts(judgement.first_detector),
+        judgement.first_detected_step,
+        run.struck,
+        round(run.seconds, 2),
+        faults,
+        texts(None if run.error is None else run.error[:LONGEST]),
+    ]
+
+
+def _axis(value: Any) -> Any:
+    return value if isinstance(value, int | float) else value_text(value)
+
+
+def _short(value: Any) -> Any:
+    """Floats by seven digits: the table shows fewer."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
