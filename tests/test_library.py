@@ -129,6 +129,19 @@ def test_plans_and_manifests_are_compared_by_what_they_hold(model, tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", [5, None, [5], ["a", None], [b"a"], 1.5])
+@pytest.mark.parametrize("name", ["layers", "exclude", "roles", "dtypes"])
+def test_patterns_and_names_are_text(name, value):
+    with pytest.raises(flipper.FlipperError, match=f"{name}: .* is neither a text nor several"):
+        flipper.FaultModel(**{name: value})
+
+
+def test_patterns_may_come_from_any_iterable():
+    patterns = ("conv1", "fc")
+    assert flipper.FaultModel(layers=iter(patterns)) == flipper.FaultModel(layers=list(patterns))
+    assert flipper.FaultModel(layers="fc").layers == ("fc",)
+
+
 def test_a_model_is_a_value():
     assert flipper.FaultModel(count=3) == flipper.FaultModel(count=3)
     assert dataclasses.replace(flipper.FaultModel(count=3), count=4).count == 4

@@ -55,7 +55,10 @@ class FaultModel:
     def __post_init__(self) -> None:
         for name in ("layers", "exclude", "roles", "dtypes"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+            if not all(isinstance(text, str) for text in texts):
+                raise UsageError(f"{name}: {value!r:.60} is neither a text nor several")
+            object.__setattr__(self, name, texts)
         for name in ("count", "burst"):
             object.__setattr__(self, name, _plain_int(getattr(self, name)))
         if (self.fit is None) != (self.hours is None):

@@ -49,7 +49,8 @@ def _find(
     name = target.name if target.name in tensors else None
     name = name or next((spellings[short] for short in short_names(target.name) if short in spellings), None)
     if name is None:
-        raise UsageError(f"there is no live tensor {target.name}; there are {', '.join(list(tensors)[:5])}, ...")
+        there = ", ".join(map(str, list(tensors)[:5])) + (", ..." if len(tensors) > 5 else "")
+        raise UsageError(f"there is no live tensor {target.name}; there are {there or 'none at all'}")
     tensor = tensors[name]
     if not _is_tensor(tensor):
         raise UsageError(f"{name} is of type {type(tensor).__name__} here; the plan strikes a torch tensor")
