@@ -116,16 +116,12 @@ def settle(spec: Spec, path: Path, finished: Mapping[int, int]) -> Campaign:
 def _grown(before: Campaign, spec: Spec, finished: Mapping[int, int]) -> Campaign:
     """The campaign with what a changed spec adds."""
     where = before.folder.path
-    for each in fields(Spec):
-        old, new = getattr(before.spec, each.name), getattr(spec, each.name)
-        if each.name not in MAY_CHANGE and old != new:
-            raise UsageError(
-                f"{where} has results with {each.name} = {_shown(old)}, the spec now says {_shown(new)}: "
-                f"only trials and axis values may be added; choose another --out"
-            )
-    for name, command in before.spec.commands.items():
-        if spec.commands.get(name, command) != command:
-            raise UsageError(f"{where} has results of another command {name!r}: {command}; choose another --out")
+    if (found := difference(before.spec, spec)) is not None:
+        key, old, new = found
+        raise UsageError(
+            f"{where} has results with {key} = {old}, the spec now says {new}: "
+            f"only trials and axis values may be added; choose another --out"
+        )
     numbers = {cell.key: cell.number for cell in before.cells}
     cells = cells_of(spec, numbers)
     for cell in before.cells:
@@ -134,6 +130,18 @@ def _grown(before: Campaign, spec: Spec, finished: Mapping[int, int]) -> Campaig
         if done and now is None:
             raise UsageError(f"{where} has {done} trials of cell {cell.label}, which the spec no longer has")
     return Campaign(before.folder, spec, cells)
+
+
+def difference(old: Spec, new: Spec) -> tuple[str, str, str] | None:
+    """The first key in which results of one spec are none of another, and both values; None where there is none."""
+    for each in fields(Spec):
+        was, now = getattr(old, each.name), getattr(new, each.name)
+        if each.name not in MAY_CHANGE and was != now:
+            return each.name, _shown(was), _shown(now)
+    for name, command in old.commands.items():
+        if new.commands.get(name, command) != command:
+            return f"commands.{name}", command, new.commands[name]
+    return None
 
 
 def _shown(value: Any) -> str:

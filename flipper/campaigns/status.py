@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flipper.campaigns.outcomes import OUTCOMES, band_of, bands, golden_key, outcome_of
+from flipper.campaigns.owners import Owner
+from flipper.campaigns.record import RunRecord
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
@@ -26,37 +28,37 @@ def status(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path / 'campaign.json'} is damaged: {error}") from error
-    outcomes: Counter[str] = Counter()
-    done, seconds, null_trials = set(), 0.0, 0
+    goldens: dict[Any, RunRecord] = {}
+    nulls: dict[Any, RunRecord] = {}
+    runs: dict[tuple[int, int], RunRecord] = {}
     running: list[str] = []
-    for database in sorted(path.glob("results*.sqlite")):
+    merged: set[str] = set()
+    seconds = 0.0
+    for database in sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name)):
         with Store(database) as store:
-            goldens = {golden_key(run): run for run in store.runs("golden")}
-            nulls = list(store.runs("null"))
-            found = bands(spec, nulls, goldens)
-            null_trials += len(nulls)
-            seconds += float(store.facts().get("seconds", 0.0))
+            goldens.update((golden_key(run), run) for run in store.runs("golden"))
+            for null in store.runs("null"):
+                nulls.setdefault((null.parallel, null.checkpoint, null.settings, null.trial), null)
             for run in store.runs("trial"):
-                if (run.cell, run.trial) not in done:
-                    done.add((run.cell, run.trial))
-                    band = band_of(spec, found, run.parallel)
-                    outcomes[outcome_of(run, goldens[golden_key(run)], band, spec)] += 1
-        running += _holder(database.with_name(f"{database.name}.lock"))
+                runs.setdefault((run.cell, run.trial), run)
+            facts = store.facts()
+        merged |= facts.get("merged", {}).keys()
+        if str(database.resolve()) not in merged:
+            seconds += float(facts.get("seconds", 0.0))
+        holder = Owner.read(database.with_name(f"{database.name}.lock"))
+        if holder is not None and not holder.gone:
+            running.append(str(holder))
+    found = bands(spec, nulls.values(), goldens)
+    judged = (
+        outcome_of(run, goldens[golden_key(run)], band_of(spec, found, run.parallel), spec) for run in runs.values()
+    )
+    outcomes = Counter(judged)
     return {
         "name": spec.name,
-        "trials": len(done),
+        "trials": len(runs),
         "planned": planned if not spec.census and spec.margin is None else None,
-        "null_trials": null_trials,
+        "null_trials": len(nulls),
         "outcomes": {name: outcomes[name] for name in OUTCOMES if outcomes[name]},
         "running": running,
         "seconds": round(seconds, 1),
     }
-
-
-def _holder(lock: Path) -> list[str]:
-    """Who writes, by its lock."""
-    try:
-        holder = json.loads(lock.read_text("utf-8"))
-        return [f"process {holder['process']} on {holder['host']}"]
-    except (OSError, ValueError, KeyError):
-        return []

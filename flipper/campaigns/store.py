@@ -7,7 +7,7 @@ import os
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -55,20 +55,25 @@ class Store:
 
     def add(self, *records: RunRecord) -> None:
         """Store runs, all or none; one that is there already stays as it is."""
-        rows = [
+        self.join(records, {})
+
+    def join(self, records: Iterable[RunRecord], facts: Mapping[str, Any]) -> None:
+        """Store runs and facts, all or none; a run that is there already stays as it is."""
+        rows = (
             (
                 r.kind, r.cell, r.trial, r.parallel, str(r.training_seed), r.checkpoint or "", r.fingerprint, r.plan,
                 json.dumps(r.summary(), separators=(",", ":")), zlib.compress(json.dumps(r.detail()).encode(), 6),
             )
             for r in records
-        ]  # fmt: skip
+        )  # fmt: skip
         with _told(self.path), self._database as database:
             database.executemany("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
+            for name, value in facts.items():
+                database.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, json.dumps(value)))
 
     def set_fact(self, name: str, value: Any) -> None:
         """Keep a value of the whole campaign, such as the seconds it has run."""
-        with _told(self.path), self._database as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, json.dumps(value)))
+        self.join((), {name: value})
 
     def facts(self) -> dict[str, Any]:
         """The values of the whole campaign."""
