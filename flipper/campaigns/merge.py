@@ -163,7 +163,8 @@ def _contradiction(mine: RunRecord, other: RunRecord) -> tuple[str, str, str] | 
 def _label(record: RunRecord) -> str:
     if record.cell >= 0:
         return f"{record.kind} {record.trial} of cell {record.cell}"
-    return f"the {record.kind} run {record.trial} of {record.parallel}, training seed {record.training_seed},"
+    what = f"null trial {record.trial}" if record.kind == "null" else f"the {record.kind} run"
+    return f"{what} of {record.parallel}, training seed {record.training_seed},"
 
 
 def _records(
