@@ -48,7 +48,7 @@ def inline(picture: Picture) -> Markup:
     body = svg[svg.index(">", svg.index("<svg ")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, count=1, flags=re.DOTALL)
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*">', "<g>", body)  # the same in every figure, and nothing refers to them
+    body = _own_ids(body, picture.name)
     body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
     body = body.replace("font-family: 'DejaVu Sans'; ", "")
     body = re.sub(r"\s*\n\s*", " ", body)
@@ -57,6 +57,18 @@ def inline(picture: Picture) -> Markup:
         f"{picture.title}. {picture.says}", f"{width:g}", f"{height:g}"
     )
     return start + Markup(body)
+
+
+def _own_ids(body: str, name: str) -> str:
+    """Ids are made this figure's own, since a page has several; those that nothing refers to are dropped."""
+    meant = set(re.findall(r'(?:url\(|xlink:href=")#([^)"]+)', body))
+    body = re.sub(r'(<[a-zA-Z]+)( [^<>]*?)? ?id="([^"]+)"', lambda found: _with_id(found, meant, name), body)
+    return re.sub(r'(url\(|xlink:href=")#', rf"\g<1>#{name}-", body)
+
+
+def _with_id(found: re.Match[str], meant: set[str], name: str) -> str:
+    start = f"{found[1]}{found[2] or ''}"
+    return f'{start} id="{name}-{found[3]}"' if found[3] in meant else start
 
 
 def _variable(found: re.Match[str]) -> str:
