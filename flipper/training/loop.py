@@ -23,6 +23,7 @@ from flipper.training.fingerprint import fingerprint
 from flipper.training.progress import Progress
 from flipper.training.ranks import Emit, Place, one_line
 from flipper.training.reach import Reach
+from flipper.training.recipes.parts import data_of, model_of, scores_of
 from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
 from flipper.training.spec import ALWAYS, TrainSpec, Watch, checkpoint_path
@@ -54,16 +55,13 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
 
 def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
     """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state."""
+    seeds.seed_recipe()
     recipe = recipes.get(spec.recipe)
-    data = recipe.data(spec.data_dir)
+    data = data_of(recipe, spec.data_dir)
     batches = len(data.train_targets) // recipe.batch_size
-    if not batches:
-        raise UsageError(
-            f"{recipe.name} trains on {recipe.batch_size} samples a step; its data has {len(data.train_targets)}"
-        )
     total = spec.steps if spec.steps is not None else (recipe.epochs if spec.epochs is None else spec.epochs) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
-    model = recipe.model()
+    model = model_of(recipe)
     if spec.resume is None:
         state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         progress = Progress(0, 0, 0, spec.seed or 0)
@@ -143,7 +141,7 @@ class Run:
         except FlipperError:
             raise
         except Exception as error:  # whatever a struck state makes torch raise
-            raise TrainingError(f"{one_line(error)} (in step {self.progress.step + 1})") from error
+            raise TrainingError(one_line(error, f"in step {self.progress.step + 1}")) from error
         epoch = self.progress.epoch
         self.progress = self.progress.advance(self.batches)
         self.emit(
@@ -172,6 +170,7 @@ class Run:
 
     def _attempt(self, batch: Tensor) -> parallel.StepResult:
         """The step itself, with the faults in its gradients that are due; a second attempt has none."""
+        seeds.seed_libraries(self.progress.seed, self.layout.grid.stream, self.progress.step)
         step = functools.partial(self.layout.step, self.data.train_features, self.data.train_targets, batch)
         if (faults := self._due("gradient")) is not None:
             struck: list[Struck] = []
@@ -251,8 +250,8 @@ class Run:
         with torch.no_grad():
             for features, targets in parts:
                 output, share = self.whole(features), len(targets) / samples
-                loss += self.recipe.loss(output, targets).item() * share
-                accuracy += self.recipe.accuracy(output, targets).item() * share
+                scores = scores_of(self.recipe, output, targets)
+                loss, accuracy = loss + scores[0] * share, accuracy + scores[1] * share
         return loss, accuracy
 
     def save(self) -> None:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from flipper.errors import FlipperError, TrainingError
+from flipper.training.recipes import user
 from flipper.training.spec import Event
 
 # What one rank sends to the launching process.
@@ -74,12 +75,19 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     connection.close()
 
 
-def one_line(error: BaseException) -> str:
-    """The error's kind and the first line of its message; for a package that is missing, how to get it."""
+def one_line(error: BaseException, *where: str) -> str:
+    """The error's kind, the first line of its message, and where it came up: in a user's recipe, and what is given.
+
+    For a package that is missing, how to get it.
+    """
+    places = [place for place in (user.place(error), *where) if place]
+    ending = f" ({'; '.join(places)})" if places else ""
     if isinstance(error, ModuleNotFoundError):
-        return f"training needs {error.name}, which is not installed; pip install 'flipper-ckpt[train]'"
+        return f"training needs {error.name}, which is not installed; pip install 'flipper-ckpt[train]'{ending}"
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    if lines and lines[0].endswith(":") and error.__cause__ is not None:  # torch's pipelines list tensors there
+        return one_line(error.__cause__, *where)
+    return (f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__) + ending
 
 
 def _exit_with_parent() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import random
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,22 @@ def batch_order(seed: int, epoch: int, samples: int) -> Tensor:
 def seed_rank(seed: int, stream: int, step: int) -> None:
     """Start this rank's generators at a step; dropout draws from them."""
     torch.manual_seed(derive(seed, "rank", stream, step))
+
+
+def seed_libraries(seed: int, stream: int, step: int) -> None:
+    """Start Python's and numpy's global generators, for recipes that draw from them, at each step: no state to keep."""
+    number = derive(seed, "libraries", stream, step)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+
+
+def seed_recipe() -> None:
+    """Start every global generator alike before a recipe's file is run and its data are made.
+
+    So data that are split or made at random are the same on every rank, in every run, whatever its seed.
+    """
+    seed_libraries(0, 0, 0)
+    torch.manual_seed(0)
 
 
 def capture(rank: int, layout: str, device: torch.device) -> dict[str, Tensor]:

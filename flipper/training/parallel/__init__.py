@@ -13,6 +13,7 @@ from flipper.training.parallel.layout import Engine, Layout, StepResult
 from flipper.training.parallel.pipeline import Pipeline
 from flipper.training.parallel.whole import Whole
 from flipper.training.ranks import Place
+from flipper.training.recipes.parts import model_of
 from flipper.training.recipes.recipe import Recipe
 
 __all__ = ["Layout", "StepResult", "set_up"]
@@ -37,7 +38,7 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
     if parallel.pipelined:
         engine = Pipeline(recipe, grid, wrap, sample)
     else:
-        module = recipe.model().to(grid.device)
+        module = model_of(recipe).to(grid.device)
         if parallel.model == "tensor":
             tensor.split(module, recipe, grid)
         engine = Whole(recipe, module, wrap)

@@ -14,6 +14,7 @@ from flipper.training import schedules
 from flipper.training.canonical import State, octets
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.shards import Shard, local, shard_of
+from flipper.training.recipes.parts import optimizer_of, schedule_of
 from flipper.training.recipes.recipe import Recipe
 
 
@@ -42,8 +43,8 @@ class Layout:
     def __init__(self, grid: Grid, recipe: Recipe, engine: Engine) -> None:
         self.grid = grid
         self.module = engine.module
-        self.optimizer = recipe.optimizer(self.module.parameters())
-        self.schedule = recipe.schedule(self.optimizer) if recipe.schedule else None
+        self.optimizer = optimizer_of(recipe, self.module.parameters())
+        self.schedule = schedule_of(recipe, self.optimizer)
         self._engine = engine
         self._saved = set(self.module.state_dict())
         # The gradients that this rank counts in the norm; where they lie doesn't change from step to step.

@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from flipper.errors import UsageError
 from flipper.training.parallel.grid import Grid
+from flipper.training.recipes.parts import loss_of, model_of
 from flipper.training.recipes.recipe import Recipe
 
 # Fixed, not derived from the stages: BatchNorm sees micro-batches, so their size is part of the mathematics.
@@ -40,7 +41,7 @@ class Pipeline:
         arrives, leaves = _boundaries(stages, sample[:micro])[grid.part]
         self._first, self._last = grid.part == 0, grid.part == parallel.model_size - 1
         self._weight = 1.0
-        self._loss = recipe.loss
+        self._recipe = recipe
         stage = PipelineStage(
             wrap(self.module), grid.part, parallel.model_size, grid.device,
             input_args=(arrives,), output_args=(leaves,), group=grid.parts,
@@ -60,13 +61,13 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).double().mean()
 
     def _weighted(self, output: Tensor, target: Tensor) -> Tensor:
-        loss = self._loss(output, target)
+        loss = loss_of(self._recipe, output, target)
         return loss if self._weight == 1 else loss * self._weight
 
 
 def cut(recipe: Recipe, count: int, layout: str) -> list[nn.Sequential]:
     """A fresh model in `count` stages, cut at the recipe's cuts, as evenly over them as goes."""
-    model, pieces = recipe.model(), len(recipe.cuts) + 1
+    model, pieces = model_of(recipe), len(recipe.cuts) + 1
     if count > 1 and not isinstance(model, nn.Sequential):
         raise UsageError(f"{layout}: {recipe.name}'s model is a {type(model).__name__}; only an nn.Sequential is cut")
     if count > pieces:
@@ -80,7 +81,21 @@ def cut(recipe: Recipe, count: int, layout: str) -> list[nn.Sequential]:
         if name in starts:
             stages.append(OrderedDict())
         stages[-1][name] = child
-    return [nn.Sequential(stage) for stage in stages]
+    found = [nn.Sequential(stage) for stage in stages]
+    for stage in found:
+        if not any(parameter.requires_grad for parameter in stage.parameters()):
+            names = ", ".join(name for name, _ in stage.named_children())
+            raise UsageError(f"{layout}: {recipe.name} has no parameters to train in its stage of {names}")
+        stage.register_forward_hook(_sendable)
+    return found
+
+
+def _sendable(stage: nn.Module, arrived: object, leaves: object) -> Tensor:
+    """What a stage hands on, in a form that can be sent."""
+    if not isinstance(leaves, Tensor):
+        names = ", ".join(name for name, _ in stage.named_children())
+        raise UsageError(f"the stage of {names} hands on a {type(leaves).__name__}; a pipeline sends single tensors")
+    return leaves.contiguous()
 
 
 def _boundaries(stages: list[nn.Sequential], sample: Tensor) -> list[tuple[Tensor, Tensor]]:

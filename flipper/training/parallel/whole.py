@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flipper.training.parallel.hooks import HookedParallel
+from flipper.training.recipes.parts import loss_of
 from flipper.training.recipes.recipe import Recipe
 
 
@@ -17,11 +18,11 @@ class Whole:
     def __init__(self, recipe: Recipe, module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> None:
         self.module = module
         self._replica = wrap(module)
-        self._loss = recipe.loss
+        self._recipe = recipe
 
     def backward(self, features: Tensor, targets: Tensor, weight: float) -> Tensor:
         """The gradients of weight x the mean loss, summed over the replicas; returns this replica's own such loss."""
-        loss = self._loss(self._replica(features), targets)
+        loss = loss_of(self._recipe, self._replica(features), targets)
         if weight != 1:
             loss = loss * weight
         torch.autograd.backward(loss)

@@ -7,12 +7,15 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from flipper.errors import UsageError
+from flipper.errors import FlipperError, UsageError
 
 if TYPE_CHECKING:
     from flipper.training.recipes.recipe import Recipe
+
+_PREFIX: Final = "flipper_recipe_"
+"""What the names of users' modules begin with."""
 
 
 def is_meant(name: str) -> bool:
@@ -49,7 +52,7 @@ def load(name: str) -> Recipe:
 
 def _run(path: Path) -> ModuleType:
     """The file as a module. Modules beside it can be imported, though none shadows an installed one."""
-    name = f"flipper_recipe_{path.stem}"
+    name = f"{_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec
     assert spec.loader
@@ -70,4 +73,14 @@ def _one_line(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
     where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}{where}"
+    kind = "" if isinstance(error, FlipperError) else f"{type(error).__name__}: "
+    return f"{kind}{str(error).partition(chr(10))[0][:300]}{where}"
+
+
+def place(error: BaseException) -> str | None:
+    """The file and line of a user's recipe at which an error came up, the innermost; None when it came up elsewhere."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).startswith(_PREFIX):
+            found = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return found
