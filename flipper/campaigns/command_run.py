@@ -152,10 +152,11 @@ def copy_clean(spec: Spec, start: Start, place: Place) -> None:
             copy(source, place.checkpoint)
 
 
-def run_in(spec: Spec, start: Start, place: Place, seed: int, reference: Path | None) -> Ran:
+def run_in(spec: Spec, start: Start, place: Place, seed: int, reference: Path | None, log: Path) -> Ran:
     """Run the command on the checkpoint in its place, and read what it has left there.
 
-    reference: what its output is compared with. Raises OutputError and TrainingError where the machine is to blame.
+    reference: what its output is compared with. log: where what it printed is kept if it fails. Raises
+    OutputError and TrainingError where the machine is to blame, EndedError where somebody ended it.
     """
     values = {
         "checkpoint": str(place.checkpoint), "metrics": str(place.metrics), "output": str(place.output),
@@ -173,6 +174,7 @@ def run_in(spec: Spec, start: Start, place: Place, seed: int, reference: Path | 
     if ended.code is not None and -ended.code in ASKING:
         raise EndedError(f"{words(line, values, Path(spec.here))[0]} was {ended.manner}: somebody ended it")
     series = read_series(metrics, _metrics_files(metrics, place), whole=ended.code == 0)
+    _keep_log(place, log, ended.code != 0 or series.empty)
     what, error = _judged(ended, series, place)
     state = None
     if what == COMPLETED and "output" in places(line):
@@ -271,9 +273,9 @@ def log_of(campaign: Campaign, start: Start, what: str) -> Path:
     return campaign.folder.log(f"{what}-{start.parallel}-seed{start.training_seed}-{machine}")
 
 
-def keep_log(place: Place, log: Path, ended: str) -> None:
+def _keep_log(place: Place, log: Path, failed: bool) -> None:
     """Keep a failed run's log, of a long one the end; of one that ended well nothing, an earlier one neither."""
-    if ended == COMPLETED:
+    if not failed:
         log.unlink(missing_ok=True)
         return
     with writing(log):

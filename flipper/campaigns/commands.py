@@ -17,7 +17,6 @@ from flipper.campaigns.command_run import (
     checkpoint_of,
     copy_clean,
     fingerprint,
-    keep_log,
     keep_place,
     log_of,
     metrics_asked,
@@ -35,7 +34,7 @@ from flipper.campaigns.states import state_of
 from flipper.campaigns.weighting import weight_of
 from flipper.checkpoints import open_checkpoint
 from flipper.checkpoints.output import writing
-from flipper.errors import TrainingError, UsageError
+from flipper.errors import CheckpointError, TrainingError, UsageError
 from flipper.faults.plan import FaultPlan
 from flipper.injection.inject import inject
 from flipper.injection.recording import Record
@@ -124,9 +123,8 @@ def _clean_run(
     metrics = metrics_asked(campaign.spec)
     with place_for(campaign.spec, start) as place:
         copy_clean(campaign.spec, start, place)
-        ran = run_in(campaign.spec, start, place, start.training_seed, output)
         log = log_of(campaign, start, kind)
-        keep_log(place, log, ran.ended)
+        ran = run_in(campaign.spec, start, place, start.training_seed, output, log)
         who = f"the {kind} run of commands.{start.parallel}"
         if ran.error is not None:
             raise TrainingError(f"{who} failed: {ran.error}; all that it wrote is in {log}")
@@ -137,12 +135,22 @@ def _clean_run(
             raise UsageError(f"{who} can't be used: {problem}")
         if "output" in places(campaign.spec.commands[start.parallel]):
             if ran.state is None:
-                state_of(place.output)  # which says why
+                _say_why(who, place.output)
             if keep is not None:
                 (keep / "output").mkdir()
                 with writing(keep):
                     shutil.move(place.output, keep / "output" / place.name)
         return record_of(campaign.spec, start, ran, golden, kind=kind)
+
+
+def _say_why(who: str, output: Path) -> None:
+    """Raise what is wrong with the output of a run."""
+    try:
+        state_of(output)
+    except CheckpointError as error:
+        raise CheckpointError(error.reason, f"{who} can't be used: {error.message}") from error
+    except UsageError as error:
+        raise UsageError(f"{who} can't be used: {error}") from error
 
 
 def parts(golden: RunRecord, control: RunRecord) -> str | None:
@@ -186,8 +194,7 @@ def null_trial(campaign: Campaign, start: Start, number: int) -> RunRecord:
         seed = int.from_bytes(digest[:4], "little") >> 1  # numpy and C take no more than 31 or 32 bits
     with place_for(campaign.spec, start) as place:
         copy_clean(campaign.spec, start, place)
-        ran = run_in(campaign.spec, start, place, seed, golden.output)
-        keep_log(place, log_of(campaign, start, f"null{number}"), ran.ended)
+        ran = run_in(campaign.spec, start, place, seed, golden.output, log_of(campaign, start, f"null{number}"))
         return record_of(campaign.spec, start, ran, golden.golden, kind="null", trial=number, seed=seed)
 
 
@@ -212,9 +219,9 @@ def struck_trial(
     plan = plan_of(campaign, cell, trial, source)
     with place_for(campaign.spec, start) as place:
         manifest = inject(source, place.checkpoint, plan, record=Record(path=place.manifest))
-        ran = run_in(campaign.spec, start, place, start.training_seed, golden.output)
         kind = "audit" if full else "trial"
-        keep_log(place, campaign.folder.log(f"cell{cell.number}-{kind}{trial}"), ran.ended)
+        log = campaign.folder.log(f"cell{cell.number}-{kind}{trial}")
+        ran = run_in(campaign.spec, start, place, start.training_seed, golden.output, log)
         record = record_of(
             campaign.spec, start, ran, golden.golden, kind=kind, cell=cell.number, trial=trial, seed=plan.seed,
             plan=plan_key(campaign, start, cell, plan) if parts(golden.golden, golden.control) is None else "",
