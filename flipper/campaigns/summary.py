@@ -31,6 +31,7 @@ def summary(results: Results) -> dict[str, Any]:
         "comparisons": comparisons(results),
         "exposure": exposure(results),
         "detectors": detectors(results),
+        "any_detector": any_detector(results),
         "null": nulls(results),
         "controls": controls(results),
         "savings": savings(results),
@@ -237,6 +238,16 @@ def detectors(results: Results) -> list[dict[str, Any]]:
                 "median_steps": delays[len(delays) // 2] if delays else None,
             }
         )
+    return found
+
+
+def any_detector(results: Results) -> dict[str, Any]:
+    """How many harmful, and how many harmless, trials some detector saw."""
+    found = {}
+    for name, harmful in (("harmful", True), ("benign", False)):
+        mine = [trial for trial in results.trials if trial.harmful == harmful]
+        seen = sum(trial.judgement.first_detector is not None for trial in mine)
+        found[name] = _proportion(seen, len(mine), results.campaign.spec.confidence) | {"of": len(mine)}
     return found
 
 

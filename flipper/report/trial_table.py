@@ -17,6 +17,12 @@ COLUMNS: Final = (
 )  # fmt: skip
 """Columns beside the axes, and how they sort."""
 
+MEASURED: Final = (
+    "seed of the faults", "most that the metric fell short", "area between the curves (metric x steps)",
+    "distance of the final state (relative)", "took the result of",
+)  # fmt: skip
+"""What is shown of a trial on demand, beside its faults."""
+
 LONGEST: Final = 300
 """Characters of a trial's error that are shown."""
 
@@ -38,6 +44,7 @@ def trial_table(material: Material) -> str:
     document = {
         "axes": ["layout", *material.varied],
         "columns": COLUMNS,
+        "measured": MEASURED,
         "outcomes": OUTCOMES,
         "groups": GROUPS,
         "command": trial_command(material.campaign),
@@ -54,7 +61,7 @@ def trial_table(material: Material) -> str:
 
 
 def _row(material: Material, trial: Any, tensors: Numbering, texts: Numbering) -> list[Any]:
-    """The columns, then the faults, how many more there were, and the error."""
+    """The columns; then what is shown on demand: faults, error, and measurements by the order of MEASURED."""
     run, judgement = trial.run, trial.judgement
     faults = [
         [tensors(tensor), element, bits, _short(before), _short(after)]
@@ -75,6 +82,13 @@ def _row(material: Material, trial: Any, tensors: Numbering, texts: Numbering) -
         round(run.seconds, 2),
         faults,
         texts(None if run.error is None else run.error[:LONGEST]),
+        [
+            None if run.seed is None else str(run.seed),  # above what JavaScript's numbers hold
+            _short(judgement.max_excursion),
+            _short(judgement.area),
+            _short(run.state_distance),
+            None if run.reused is None else "cell {} trial {}".format(*run.reused),
+        ],
     ]
 
 

@@ -229,6 +229,9 @@ def test_the_rest_of_the_numbers_too(campaign: Campaign, page: Page) -> None:
         assert row["detector"] == each["detector"]
         assert row["harmful trials seen"] == f"{each['harmful']['count']} of {each['harmful']['of']}"
         assert row["benign trials seen"] == f"{each['benign']['count']} of {each['benign']['of']}"
+    seen = [row["first_detector"] is not None for row in rows(load_results(campaign)) if row["group"] != "benign"]
+    assert f"Some detector saw {sum(seen)} of {len(seen)} harmful trials" in page.text
+    assert 0 < sum(seen) < len(seen)
     for row, each in zip(page.columns("Null trials"), numbers["null"], strict=True):
         assert near(row["band (accuracy)"], each["band"])
         assert int(row["called harmful"]) == each["false_alarms"]["count"]
@@ -268,6 +271,11 @@ def test_the_table_has_every_trial_and_what_it_struck(campaign: Campaign, page: 
             assert [data["tensors"][fault[0]], *fault[1:3]] == [name, element, bits]
             assert fault[3:] == pytest.approx([before, after], rel=1e-6)
         assert (None if row[13] is None else data["texts"][row[13]]) == run.error
+        assert row[14][0] == str(wanted["seed"])
+        assert row[14][1:4] == [
+            None if wanted[name] is None else pytest.approx(wanted[name], rel=1e-6)
+            for name in ("max_excursion", "area", "state_distance")
+        ]
 
 
 def test_the_heat_map_counts_a_trial_once_for_each_place(campaign: Campaign, page: Page) -> None:

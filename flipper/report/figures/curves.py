@@ -127,4 +127,4 @@ def _caption(material: Material, shown: dict[str, list[Trial]]) -> Markup:
         "seed, and beside it the band that null trials or the spec set. Dotted: where the faults were made. "
         "Evaluations that are no finite number leave gaps. Silently harmed: degraded or extreme; visibly: non-finite, "
         "hang, crash or refused."
-    ).format(drawn, len(material.results.trials), MOST)
+    ).format(f"{drawn:,}", f"{len(material.results.trials):,}", MOST)

@@ -133,11 +133,12 @@ def _says(material: Material, bits: Mapping[int, Struck]) -> str:
 
 def _caption(material: Material, rows: list[str]) -> Markup:
     few, all_trials = material.evidence.few, len(material.results.trials)
+    bad = sum(harm for harm, _ in few)
     parts = [
         Markup("From the {} of {} trials with at most {} faults, over all layouts together ({} of them harmful). "
                "A trial with several faults counts in each place that it struck, so a harmless place beside a harmful "
                "one looks harmful too. Blank: not struck. In float32, bit 31 is the sign, 30 to 23 the exponent, "
-               "22 to 0 the mantissa.").format(len(few), all_trials, FEW, sum(bad for bad, _ in few))
+               "22 to 0 the mantissa.").format(f"{len(few):,}", f"{all_trials:,}", FEW, f"{bad:,}")
     ]  # fmt: skip
     if len(rows) == MOST:
         parts.append(Markup("The {} most struck rows are drawn.").format(MOST))

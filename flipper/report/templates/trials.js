@@ -102,6 +102,8 @@
       const more = row[10] - row[12].length;
       if (more > 0) cell.append(make("p", "and " + more + " more faults; the command below makes them again."));
     }
+    const measured = data.measured.map((name, at) => [name, row[14][at]]).filter(([, item]) => item !== null);
+    if (measured.length) cell.append(make("p", measured.map(([name, item]) => name + ": " + shown(number(item))).join("; ")));
     const command = data.command.replace("{cell}", row[0]).replace("{trial}", row[1]);
     cell.append(make("code", command));
     const line = make("tr");
