@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from flipper.campaigns.outcomes import GROUPS, OUTCOMES
+from flipper.report.evidence import SHOWN
 from flipper.report.material import Material, value_text
 from flipper.report.provenance import trial_command
 from flipper.strict_json import strict
@@ -45,6 +46,7 @@ def trial_table(material: Material) -> str:
         "axes": ["layout", *material.varied],
         "columns": COLUMNS,
         "measured": MEASURED,
+        "shown": SHOWN,
         "outcomes": OUTCOMES,
         "groups": GROUPS,
         "command": trial_command(material.campaign),

@@ -194,7 +194,7 @@
   pages.append(back, on, told);
 
   const table = make("table", undefined, { id: "trial-table" });
-  table.append(make("caption", "Trials; a column's heading sorts by it"));
+  table.append(make("caption", "Trials; a column's heading sorts by it. Of each trial this page keeps the first " + data.shown + " faults."));
   const top = make("thead");
   top.append(head);
   table.append(top, body);
