@@ -29,7 +29,7 @@ PLACES: Final = 40
 def html(material: Material) -> str:
     """The page."""
     environment = Environment(
-        loader=PackageLoader("flipper.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("flipper.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters.update(
@@ -68,7 +68,7 @@ def context(material: Material) -> dict[str, Any]:
 
 
 def _own(name: str) -> str:
-    return files("flipper.report").joinpath("templates", name).read_text("utf-8")
+    return files("flipper.report").joinpath(name).read_text("utf-8")
 
 
 def _places(material: Material) -> list[dict[str, Any]]:
