@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,20 @@ def run(
     with open_engine("local", workers) as engine:
         progress = run_campaign(settled, engine, keep=keep)
     return load_results(settled, detail=True), progress.notes
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether it holds within this time."""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds

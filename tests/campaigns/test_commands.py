@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shell_training import LINE, document, project, run, weights_file, weights_in
+from shell_training import LINE, alive, document, project, run, until, weights_file, weights_in
 
 from flipper.campaigns.again import run_again
 from flipper.campaigns.folder import open_campaign
@@ -437,6 +438,28 @@ def test_a_disk_that_fills_up_ends_the_campaign(tmp_path: Path, small_disk: Path
     assert len(list(rows(run_results(folder, "own")))) == 1
 
 
+def test_a_pattern_that_would_overlook_a_run_that_breaks_down_is_refused_by_the_golden_run(tmp_path: Path) -> None:
+    pattern = [r"^\[(?P<step>\d+)/4\] loss=(?P<loss>[\d.e-]+)", r"accuracy after \d+: (?P<accuracy>\S+)%"]
+    error = failing(
+        project(tmp_path),
+        "./train.sh {checkpoint} {metrics} none stdout nan",
+        metrics={"format": "stdout", "pattern": pattern},
+    )
+    assert str(error).startswith(
+        "the golden run of commands.own can't be used: metrics.pattern does not read a loss of nan in a line like"
+    )
+
+
+def test_the_log_of_a_run_that_has_failed_is_gone_when_it_ends_well(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    line = f"sh -c '[ -e {folder}/ready ] && {folder}/train.sh $0 $1 none jsonl stay' {{checkpoint}} {{metrics}}"
+    failing(folder, line)
+    (log,) = (folder / "out" / "logs").iterdir()
+    (folder / "ready").touch()
+    run(folder, {"own": line})
+    assert not log.exists()
+
+
 def test_what_is_no_checkpoint_is_said_before_the_golden_run(tmp_path: Path) -> None:
     folder = project(tmp_path)
     (folder / "weights.safetensors").write_bytes(b"not a checkpoint at all")
@@ -466,6 +489,48 @@ def test_another_command_is_refused_where_there_are_results(tmp_path: Path) -> N
     folder = project(tmp_path)
     run(folder, {"own": WHOLE}, trials=1)
     assert "out has results with commands.own = " in str(failing(folder, WHOLE + " "))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_campaign_that_is_ended_leaves_no_command_behind_and_goes_on_later(tmp_path: Path, number: int) -> None:
+    """Its command has a child in a session of its own; the second trial waits for a file when the end comes."""
+    folder = project(tmp_path / "project")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    text = (
+        f"echo >> {folder}/count; {folder}/train.sh $1 $2 none jsonl stay; "
+        f"[ $(wc -l < {folder}/count) -lt 4 ] && exit; "
+        f"setsid sh -c 'echo $$ > {folder}/pid; exec sleep 600' & "
+        f"while [ ! -e {folder}/go ]; do sleep 0.05; done"
+    )
+    (folder / "wait.sh").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "wait.sh").chmod(0o755)
+    (folder / "own.toml").write_text(
+        """
+        campaign = {name = "own", seed = 2, tolerance = 0.05, trials = 3}
+        commands.own = "./wait.sh {checkpoint} {metrics}"
+        axes = {checkpoint = "weights.safetensors", bits = "exponent-msb"}
+        """
+    )
+    words = [sys.executable, "-m", "flipper", "campaign", "run", "own.toml", "--workers", "1", "--format", "json"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as campaign:
+        assert until(lambda: (folder / "pid").exists() and (folder / "pid").read_text() != "")
+        pid = int((folder / "pid").read_text())
+        campaign.send_signal(number)
+        _, said = campaign.communicate(timeout=60)
+    assert campaign.returncode == (-number if number == signal.SIGKILL else 130)
+    assert "Traceback" not in said
+    assert until(lambda: not alive(pid))
+    if number == signal.SIGINT:
+        assert list(temporary.iterdir()) == []
+    (folder / "go").touch()
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outcomes"] == {"degraded": 3}
+    runs = {"golden": 1, "control": 1, "first": 1, "second": 2, "third": 1}
+    assert (folder / "count").read_text() == "\n" * sum(runs.values())
+    assert list(temporary.iterdir()) == []
 
 
 def test_from_the_shell_with_its_warning_and_without_torch(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+from shell_training import alive, until
 
 from flipper.campaigns import keeper
 from flipper.campaigns.process_tree import Ended, run_command
@@ -43,21 +42,6 @@ def run(folder: Path, *words: str, timeout: float = 60) -> Ended:
 
 def daemon(first: str = "pass", then: str = "pass") -> str:
     return DAEMON.format(first=first, then=then)
-
-
-def alive(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text("ascii")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds
 
 
 @pytest.mark.parametrize(
@@ -114,6 +98,15 @@ def test_one_that_heeds_no_sigterm_and_one_that_is_stopped_are_ended_too(tmp_pat
     assert run(tmp_path, "sh", "-c", text).code == 5
     for name in ("deaf", "stopped"):
         assert not alive(int((tmp_path / name).read_text()))
+
+
+def test_one_that_is_stopped_hears_that_it_is_to_end(tmp_path: Path) -> None:
+    text = """
+        sh -c 'trap "echo heard > heard; exit" TERM; echo $$ > stopped; kill -STOP $$; sleep 600' &
+        while [ ! -s stopped ] || ! grep -q "State:.T" /proc/$(cat stopped)/status; do sleep 0.01; done
+    """
+    assert run(tmp_path, "sh", "-c", text).code == 0
+    assert (tmp_path / "heard").read_text() == "heard\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what is orphaned below it")
