@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flipper.errors import MismatchError
+from flipper.training.ties import parameters_of, ties_of
 
 State = dict[str, Tensor]
 
@@ -31,12 +32,23 @@ def check(state: Mapping[str, Tensor], module: nn.Module, recipe: str) -> None:
             raise MismatchError(
                 f"not a checkpoint of {recipe}: {name} is {_describe(state[name])}, not {_describe(tensor)}"
             )
-    parameters = dict(module.named_parameters())
+    for alias, name in ties_of(module).items():
+        if not same_bits(state[f"model.{alias}"], state[f"model.{name}"]):
+            raise MismatchError(f"{recipe} ties model.{name} and model.{alias}, but they differ in the checkpoint")
+    parameters = parameters_of(module)
     for name, tensor in state.items():
         if name.startswith("optimizer."):
             owner = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
-            if owner is None or (tensor.dim() and tensor.shape != owner.shape):
+            if owner is None or not _fits(tensor, owner):
                 raise MismatchError(f"not a checkpoint of {recipe}: {name} ({_describe(tensor)}) fits no parameter")
+
+
+def _fits(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether this may be optimizer state: a number, a value an element, or one for each row, as Adafactor has."""
+    if not tensor.dim():
+        return True
+    axes = zip(tensor.shape, parameter.shape, strict=False)
+    return tensor.dim() == parameter.dim() and all(length in (1, whole) for length, whole in axes)
 
 
 def _some(names: Iterable[str], most: int = 6) -> str:

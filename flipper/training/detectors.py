@@ -14,6 +14,7 @@ import torch
 from flipper.training.canonical import tensor_bytes
 from flipper.training.parallel.layout import Layout, StepResult
 from flipper.training.replicas import Comparison
+from flipper.training.schedules import settings
 
 WINDOW: Final = 50
 """Steps that a spike is judged by."""
@@ -142,8 +143,8 @@ class _Snapshot:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._state = {name: shard.tensor.detach().clone() for name, shard in layout.live().items()}
-        self._schedule = None if layout.schedule is None else layout.schedule.state_dict()
-        self._rates = [group["lr"] for group in layout.optimizer.param_groups]
+        self._schedule = None if layout.schedule is None else layout.schedule.snapshot()
+        self._settings = settings(layout.optimizer)
         self._generator = torch.get_rng_state()
         cuda = layout.grid.device.type == "cuda"
         self._cuda = torch.cuda.get_rng_state(layout.grid.device) if cuda else None
@@ -157,9 +158,9 @@ class _Snapshot:
         if not any(name.startswith("optimizer.") for name in self._state):
             self._layout.optimizer.state.clear()  # there was none before the first step
         if self._layout.schedule is not None and self._schedule is not None:
-            self._layout.schedule.load_state_dict(self._schedule)
-        for group, rate in zip(self._layout.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+            self._layout.schedule.put_back(self._schedule)
+        for group, held in zip(self._layout.optimizer.param_groups, self._settings, strict=True):
+            group.update(held)
         torch.set_rng_state(self._generator)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._layout.grid.device)

@@ -28,6 +28,7 @@ from flipper.training.recipes.recipe import Data, Recipe
 from flipper.training.replicas import compare_replicas
 from flipper.training.spec import ALWAYS, TrainSpec, Watch, checkpoint_path
 from flipper.training.strikes import LocalGradientStrike, Struck, strike_gradients, strike_state
+from flipper.training.ties import parameters_of
 from flipper.training.watch import all_nonfinite, joined_digest, measure, resident_bits
 
 EVALUATED: Final = 2048
@@ -285,7 +286,7 @@ class Run:
             resident = self.layout.grid.everyone(resident_bits(self.layout))
             measured = {"stopped": self.stopped, "resident": resident}
             if self.place.rank == 0:
-                parameters = frozenset(name for name, _ in self.whole.named_parameters())
+                parameters = frozenset(parameters_of(self.whole))
                 measured |= measure(state, parameters, self.spec.watch.reference)
         self.emit(
             "end",

@@ -39,12 +39,17 @@ def save(state: State, path: Path, checkpoint_format: str) -> None:
 
 
 def contents(state: State) -> Contents:
-    """A state as flipper's writers take it."""
+    """A state as flipper's writers take it; names of one tensor are tied."""
+    names: dict[int, str] = {}
+    for name in sorted(state):
+        names.setdefault(id(state[name]), name)
     tensors = {
         name: TensorData.from_bytes(dtype_name(tensor), tuple(tensor.shape), tensor_bytes(tensor))
         for name, tensor in state.items()
+        if names[id(tensor)] == name
     }
-    return Contents(nest(state), tensors)
+    aliases = {name: names[id(tensor)] for name, tensor in state.items() if names[id(tensor)] != name}
+    return Contents(nest(state), tensors, aliases)
 
 
 def nest(state: State) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from flipper.errors import FlipperError, MismatchError, UsageError
 from flipper.faults.draw import draw
 from flipper.faults.plan import FaultPlan, Target
 from flipper.injection.memory import strike
-from flipper.training import schedules
 from flipper.training.canonical import State, dtype_name
 from flipper.training.faults_file import LiveFaults
 from flipper.training.parallel.grid import Grid
@@ -28,6 +27,7 @@ from flipper.training.parallel.layout import Layout
 from flipper.training.parallel.shards import Shard, shard_of
 from flipper.training.reach import Reach
 from flipper.training.saving import contents
+from flipper.training.ties import parameters_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -49,12 +49,12 @@ def strike_state(layout: Layout, faults: LiveFaults, reach: Reach) -> Struck:
     live = layout.live()
     held = None
     if layout.schedule is not None:
-        held = schedules.to_state(layout.schedule)
+        held = layout.schedule.to_state()
         live |= {name: replace(shard_of(tensor, layout.grid), copied_over=_ALL) for name, tensor in held.items()}
     plan = _plan(faults, layout.gather, layout.grid)
     struck = _strike(live, plan, reach, faults.seed, layout.grid)
     if layout.schedule is not None and held is not None:
-        schedules.restore(layout.schedule, held)
+        layout.schedule.restore(held)
     return struck
 
 
@@ -74,7 +74,7 @@ class LocalGradientStrike:
         if layout.grid.parallel.data == "fsdp":
             raise UsageError("local gradients lie in FSDP's own buffers under fsdp; strike the summed ones (gradient)")
         self._grid = layout.grid
-        parameters = dict(layout.module.named_parameters())
+        parameters = parameters_of(layout.module)
         zeros = {
             f"gradient.{name}": replace(shard, tensor=torch.zeros_like(shard.tensor))
             for name, parameter in parameters.items()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flipper.training.canonical import State
 from flipper.training.saving import load
+from flipper.training.ties import parameters_of
 
 if TYPE_CHECKING:
     from flipper.training.parallel.layout import Layout
@@ -24,7 +25,7 @@ def all_nonfinite(layout: Layout) -> bool:
 
 
 def _local_parameters(layout: Layout) -> list[Tensor]:
-    names = {f"model.{name}" for name, _ in layout.module.named_parameters()}
+    names = {f"model.{name}" for name in parameters_of(layout.module)}
     return [shard.tensor for name, shard in layout.live().items() if name in names]
 
 
@@ -55,7 +56,7 @@ def resident_bits(layout: Layout) -> dict[str, int]:
 
     Activations and what libraries hold beside are not counted.
     """
-    parameters = {f"model.{name}" for name, _ in layout.module.named_parameters()}
+    parameters = {f"model.{name}" for name in parameters_of(layout.module)}
     bits = dict.fromkeys(("parameters", "gradients", "buffers", "optimizer"), 0)
     for name, shard in layout.live().items():
         kind = "parameters" if name in parameters else "optimizer" if name.startswith("optimizer.") else "buffers"

@@ -340,10 +340,11 @@ def resume(path: str, megabytes: str) -> tuple[float, float]:
     from flipper.training.recipes.recipe import Recipe
 
     model, optimizer = _wide(megabytes)
-    recipe = Recipe("wide", lambda: model, None, None, None, lambda _: optimizer, 1)  # type: ignore[arg-type]
+    unused: Any = print
+    recipe = Recipe("wide", lambda: model, unused, unused, unused, lambda _: optimizer, 1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     place = grid.Grid.of(Parallel(), Place(0, 1, "cpu", "", 60.0, 0, 1), next(model.parameters()).device)
-    layout = Layout(place, recipe, Whole(recipe, model, lambda module: module))
+    layout = Layout(place, recipe, Whole(recipe, model, lambda module: module), {})
     before, start = _own_memory(), perf_counter()
     state = saving.load(Path(path))
     canonical.check(state, model, "wide")

@@ -29,7 +29,7 @@ def sgd(parameters):
 def model():
     return nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(2)))
 
-BIG = Recipe("big", model, None, None, accuracy, sgd, 4)
+BIG = Recipe("big", model, model, nn.functional.mse_loss, accuracy, sgd, 4)  # its data and loss are never used
 """
 
 

@@ -15,6 +15,7 @@ from flipper.training.parallel.whole import Whole
 from flipper.training.ranks import Place
 from flipper.training.recipes.parts import model_of
 from flipper.training.recipes.recipe import Recipe
+from flipper.training.ties import check_kept, ties_of
 
 __all__ = ["Layout", "StepResult", "set_up"]
 
@@ -35,14 +36,17 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
         return _WRAPS[parallel.data](module, grid, native) if parallel.data else module
 
     engine: Engine
+    model = model_of(recipe)
+    ties = ties_of(model)
     if parallel.pipelined:
-        engine = Pipeline(recipe, grid, wrap, sample)
+        engine = Pipeline(recipe, model, grid, wrap, sample)
     else:
-        module = model_of(recipe).to(grid.device)
+        module = model.to(grid.device)
         if parallel.model == "tensor":
             tensor.split(module, recipe, grid)
         engine = Whole(recipe, module, wrap)
-    return Layout(grid, recipe, engine)
+    check_kept(engine.module, ties, str(parallel), recipe.name)
+    return Layout(grid, recipe, engine, ties)
 
 
 def _device_of(place: Place) -> torch.device:

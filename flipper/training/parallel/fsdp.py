@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import sum_of_slices
+from flipper.training.ties import sharing
 
 
 class OrderedReduceScatter:
@@ -32,7 +33,7 @@ def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
     Losses are weighed by each rank's share of the batch, so gradients are summed and never divided.
     """
     mesh = grid.mesh["data"]
-    for child in _uniform(module):
+    for child in _uniform(module, sharing(module)):
         fully_shard(child, mesh=mesh)
     fully_shard(module, mesh=mesh)
     for each in module.modules():
@@ -44,13 +45,16 @@ def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
     return module
 
 
-def _uniform(module: nn.Module) -> list[nn.Module]:
-    """The largest modules below this one whose parameters are all of one dtype, which FSDP needs to group them."""
+def _uniform(module: nn.Module, tied: set[nn.Module]) -> list[nn.Module]:
+    """The largest modules below this one whose parameters are all of one dtype, which FSDP needs to group them.
+
+    tied: modules that share parameters with others, and are left to the group of the root, as one parameter is to be.
+    """
     found: list[nn.Module] = []
     for child in module.children():
         dtypes = {parameter.dtype for parameter in child.parameters()}
-        if len(dtypes) == 1:
+        if len(dtypes) == 1 and child not in tied:
             found.append(child)
         elif dtypes:
-            found += _uniform(child)
+            found += _uniform(child, tied)
     return found

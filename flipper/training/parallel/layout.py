@@ -9,13 +9,16 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from flipper.training import schedules
+from flipper.errors import MismatchError
 from flipper.training.canonical import State, octets
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.shards import Shard, local, shard_of
-from flipper.training.recipes.parts import optimizer_of, schedule_of
+from flipper.training.recipes.parts import optimizer_of
 from flipper.training.recipes.recipe import Recipe
+from flipper.training.schedules import Schedule
+from flipper.training.ties import names_of, parameters_of
 
 
 class Engine(Protocol):
@@ -40,11 +43,13 @@ class StepResult:
 class Layout:
     """One rank's part of a model under one strategy. `step`, `gather` are collectives."""
 
-    def __init__(self, grid: Grid, recipe: Recipe, engine: Engine) -> None:
+    def __init__(self, grid: Grid, recipe: Recipe, engine: Engine, ties: Mapping[str, str]) -> None:
+        """ties: of the whole model; see ties.ties_of."""
         self.grid = grid
+        self._ties = ties
         self.module = engine.module
         self.optimizer = optimizer_of(recipe, self.module.parameters())
-        self.schedule = schedule_of(recipe, self.optimizer)
+        self.schedule = Schedule.of(recipe, self.optimizer)
         self._engine = engine
         self._saved = set(self.module.state_dict())
         # The gradients that this rank counts in the norm; where they lie doesn't change from step to step.
@@ -57,7 +62,7 @@ class Layout:
                 shard.tensor.copy_(state[name][shard.box])
         self._load_optimizer(state)
         if self.schedule is not None and any(name.startswith("scheduler.") for name in state):
-            schedules.restore(self.schedule, {k: v for k, v in state.items() if k.startswith("scheduler.")})
+            self.schedule.restore(state)
 
     def step(
         self,
@@ -93,18 +98,20 @@ class Layout:
         """The gradients that this rank holds."""
         return {
             f"gradient.{name}": shard_of(parameter.grad, self.grid)
-            for name, parameter in self.module.named_parameters()
+            for name, parameter in parameters_of(self.module).items()
             if parameter.grad is not None
         }
 
     def gather(self, replica: int = 0) -> State:
         """The canonical model, optimizer and schedule as one replica holds them, on its first rank; empty elsewhere.
 
-        The tensors are copies on the CPU.
+        The tensors are copies on the CPU; one that the model has under several names is one here, too.
         """
         state = self.whole(self.live(), replica)
+        if state:
+            state.update({f"model.{name}": state[f"model.{first}"] for name, first in self._ties.items()})
         if state and self.schedule is not None:
-            state.update(schedules.to_state(self.schedule))
+            state.update(self.schedule.to_state())
         return {name: state[name] for name in sorted(state, key=lambda name: name.partition(".")[0])}
 
     def whole(self, shards: Mapping[str, Shard], replica: int = 0) -> State:
@@ -138,24 +145,25 @@ class Layout:
         """
         state = {name: shard.tensor for name, shard in self.live().items()}
         if self.grid.replica:
-            for name, _ in self.module.named_buffers():
-                state.pop(f"model.{name}", None)
-        return state | (schedules.to_state(self.schedule) if self.schedule is not None else {})
+            for name, tensor in names_of(self.module).items():
+                if not isinstance(tensor, nn.Parameter):
+                    state.pop(f"model.{name}", None)
+        return state | (self.schedule.to_state() if self.schedule is not None else {})
 
     def _model(self) -> Iterator[tuple[str, Shard]]:
-        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+        for name, tensor in names_of(self.module).items():
             if name in self._saved:
                 yield f"model.{name}", shard_of(tensor, self.grid)
 
     def _optimizer(self) -> Iterator[tuple[str, Shard]]:
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in parameters_of(self.module).items():
             for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                 if value is not None:
                     yield f"optimizer.{name}.{key}", shard_of(torch.as_tensor(value), self.grid)
 
     def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
         self.optimizer.state.clear()
-        parameters = dict(self.module.named_parameters())
+        parameters = parameters_of(self.module)
         for name, value in state.items():
             owner, _, key = name.removeprefix("optimizer.").rpartition(".")
             if not name.startswith("optimizer.") or owner not in parameters:
@@ -165,8 +173,10 @@ class Layout:
                 held = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
                 shard = shard_of(held, self.grid)
                 shard.tensor.copy_(value[shard.box])
-            else:
-                held = value.clone()  # a scalar (Adam's step) stays on the CPU, where optimizers keep it
+            elif value.dim() and isinstance(parameter, DTensor):
+                raise MismatchError(f"can't resume: {self.grid.parallel} parts {owner}, and {name} fits no shard of it")
+            else:  # a scalar (Adam's step) stays on the CPU, where optimizers keep it
+                held = value.clone().to(parameter.device if value.dim() else "cpu")
             self.optimizer.state[parameter][key] = held
 
     def _measured(self, loss: Tensor | None) -> StepResult:

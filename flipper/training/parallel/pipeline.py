@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from flipper.errors import UsageError
 from flipper.training.parallel.grid import Grid
-from flipper.training.recipes.parts import loss_of, model_of
+from flipper.training.recipes.parts import loss_of
 from flipper.training.recipes.recipe import Recipe
 
 # Fixed, not derived from the stages: BatchNorm sees micro-batches, so their size is part of the mathematics.
@@ -28,14 +28,14 @@ Wrap = Callable[[nn.Module], nn.Module]
 class Pipeline:
     """One stage: a run of the model's children, under their own names."""
 
-    def __init__(self, recipe: Recipe, grid: Grid, wrap: Wrap, sample: Tensor) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, grid: Grid, wrap: Wrap, sample: Tensor) -> None:
         parallel = grid.parallel
         if recipe.batch_size % (parallel.data_size * MICRO_BATCHES):
             raise UsageError(
                 f"{parallel}: {recipe.name}'s batch of {recipe.batch_size} is no multiple of "
                 f"{parallel.data_size} x {MICRO_BATCHES} micro-batches"
             )
-        stages = cut(recipe, parallel.model_size, str(parallel))
+        stages = cut(recipe, model, parallel.model_size, str(parallel))
         self.module: nn.Module = stages[grid.part].to(grid.device)
         micro = recipe.batch_size // parallel.data_size // MICRO_BATCHES
         arrives, leaves = _boundaries(stages, sample[:micro])[grid.part]
@@ -65,9 +65,9 @@ class Pipeline:
         return loss if self._weight == 1 else loss * self._weight
 
 
-def cut(recipe: Recipe, count: int, layout: str) -> list[nn.Sequential]:
-    """A fresh model in `count` stages, cut at the recipe's cuts, as evenly over them as goes."""
-    model, pieces = model_of(recipe), len(recipe.cuts) + 1
+def cut(recipe: Recipe, model: nn.Module, count: int, layout: str) -> list[nn.Sequential]:
+    """The recipe's model in `count` stages, cut at the recipe's cuts, as evenly over them as goes."""
+    pieces = len(recipe.cuts) + 1
     if count > 1 and not isinstance(model, nn.Sequential):
         raise UsageError(f"{layout}: {recipe.name}'s model is a {type(model).__name__}; only an nn.Sequential is cut")
     if count > pieces:

@@ -22,7 +22,7 @@ def split(module: nn.Module, recipe: Recipe, grid: Grid) -> None:
     modules = dict(module.named_modules())
     if unknown := sorted(set(recipe.tensor_plan) - set(modules)):
         raise UsageError(f"{layout}: the tensor plan of {recipe.name} names {', '.join(unknown)}, which it lacks")
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters(remove_duplicate=False)}
     parallelize_module(module, grid.mesh["model"], dict(recipe.tensor_plan))
     for name, parameter in module.named_parameters():
         for placement in parameter.placements if isinstance(parameter, DTensor) else ():
