@@ -278,7 +278,7 @@ class Coordinator:
         try:
             self._follow(futures)
             while self._suspects:
-                waiting = self._suspects.pop()
+                waiting = self._suspects.pop(0)
                 waiting.alone = True
                 self._follow([self._hand_on(waiting)])
         except BrokenExecutor as error:
