@@ -104,6 +104,8 @@ def _spec(
     drawn = given["seed"] is None and given["resume"] is None
     if drawn:
         given["seed"] = secrets.randbits(64)
+    if inject is None and given["reach"] != "all":
+        raise UsageError("--reach says which copies --inject strikes: give both")
     faults = None if inject is None else read_faults(inject)
     layout = Parallel.parse(parallel)
     spec = TrainSpec(recipe, layout, save_every=save_every or 0, probe_every=probe_every or 0, inject=faults, **given)

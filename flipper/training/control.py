@@ -36,15 +36,21 @@ class Control:
 def control(spec: TrainSpec, on_event: Callable[[Event], None] | None = None, *, verbose: bool = False) -> Control:
     """Train to the end, then again with a stop halfway, and compare: states, and all that later steps depend on.
 
-    Checkpoints go to a temporary folder, in the spec's format; on_event hears of the uninterrupted run only.
+    Checkpoints go to a temporary folder, in the spec's format; on_event hears of the uninterrupted run only, and
+    nothing of files, which are gone at the end.
     """
     if spec.save is not None:
         raise UsageError("--control keeps no checkpoints: leave out --save")
     if outer_rank() is not None:
         raise UsageError("--control starts fresh ranks three times: run it without torchrun")
+
+    def hear(event: Event) -> None:
+        if on_event is not None and event["event"] != "saved":
+            on_event(event)
+
     with tempfile.TemporaryDirectory(prefix="flipper-control-") as folder:
         whole, half, rest = (Path(folder, name) for name in ("whole", "half", "rest"))
-        golden = train(replace(spec, save=whole), on_event, verbose=verbose)
+        golden = train(replace(spec, save=whole), hear, verbose=verbose)
         middle = (golden.first_step + golden.steps) // 2
         train(replace(spec, save=half, steps=middle, epochs=None), verbose=verbose)
         stopped = checkpoint_path(half, middle, spec.checkpoint_format)

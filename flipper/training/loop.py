@@ -43,7 +43,7 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
         dist.broadcast_object_list(shared, src=0)
         spec = replace(spec, seed=shared[0])
     run = _begin(spec, place, emit)
-    run.refuse_existing()
+    run.refuse_unsavable()
     machine = fingerprint(run.layout.grid.device.type)
     run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed, fingerprint=machine)
     if run.progress.step == run.total:
@@ -307,14 +307,25 @@ class Run:
         mine = canonical.digest(resident, ("model.", "optimizer.", "scheduler.", "rng.", "progress."))
         return joined_digest(self.layout.grid.everyone(mine))
 
-    def refuse_existing(self) -> None:
-        """Raise OutputError before the first step if a checkpoint to be written is there already."""
-        for path in self.spec.save.glob("step-*") if self.spec.save else ():
+    def refuse_unsavable(self) -> None:
+        """Raise OutputError before the first step if a checkpoint can't be written, or is there already."""
+        problem = None
+        if self.spec.save is not None and self.place.rank == 0:
+            try:
+                saving.check_folder(self.spec.save)
+                self._refuse_existing(self.spec.save)
+            except OutputError as error:
+                problem = error
+        if (first := self.layout.grid.everyone(problem)[0]) is not None:
+            raise first
+
+    def _refuse_existing(self, folder: Path) -> None:
+        for path in folder.glob("step-*"):
             number = path.stem.removeprefix("step-")
             step = int(number) if number.isascii() and number.isdigit() else 0
             ahead = self.progress.step < step or step == self.total
             if ahead and self._saves_at(step) and path == self._path(step):
-                raise OutputError(f"{path} exists; choose another --save folder or remove it")
+                raise OutputError(saving.exists(path))
 
     def _saves_at(self, step: int) -> bool:
         every, epoch = self.spec.save_every, self.spec.save_epoch

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from flipper.checkpoints.output import writing
 from flipper.errors import OutputError
 from flipper.strict_json import strict
 from flipper.training.spec import Event
@@ -28,12 +29,17 @@ class MetricsFile:
         """Append one event, in strict JSON, and let readers see it at once."""
         if self._file is None:
             try:
-                self._file = self._path.open("w", encoding="utf-8")
+                self._file = self._path.open("w" if self._leads_elsewhere() else "x", encoding="utf-8")
             except OSError as error:
                 raise OutputError(f"can't write {self._path}: {error.strerror}") from error
         line = json.dumps(strict(event), allow_nan=False)
-        self._file.write(f"{line}\n")
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(f"{line}\n")
+            self._file.flush()
+
+    def _leads_elsewhere(self) -> bool:
+        """Whether it is a pipe, a device or a link, not a file that another run may have made since."""
+        return self._path.is_symlink() or (self._path.exists() and not self._path.is_file())
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -42,4 +48,5 @@ class MetricsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with writing(self._path):  # what could not be written is tried once more
+                self._file.close()

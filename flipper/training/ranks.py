@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from flipper.errors import FlipperError, TrainingError
+from flipper.errors import FlipperError, TrainingError, UsageError
 from flipper.training.recipes import user
 from flipper.training.spec import Event
 
@@ -111,12 +111,26 @@ def _redirect(log: str | None) -> None:
 
 
 def outer_rank() -> int | None:
-    """This process's number among the ranks that torchrun has started; None when it hasn't."""
-    return int(os.environ["RANK"]) if all(name in os.environ for name in _TORCHRUN) else None
+    """This process's number among the ranks that torchrun has started; None when it hasn't.
+
+    Raises UsageError when what torchrun sets is there, but makes no sense.
+    """
+    if not all(name in os.environ for name in _TORCHRUN):
+        return None
+    for name in _TORCHRUN:
+        value = os.environ[name]
+        if name != "MASTER_ADDR" and not (value.isascii() and value.isdigit()):
+            raise UsageError(f"{name} in the environment is {value!r}, not a number as torchrun sets it; unset it")
+    for number, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if int(os.environ[number]) >= int(os.environ[count]):
+            raise UsageError(
+                f"{number} in the environment is {os.environ[number]}, of {count} {os.environ[count]} ranks; unset both"
+            )
+    return int(os.environ["RANK"])
 
 
 def outer_place(device: str, timeout: float) -> Place | None:
-    """This process's place among the ranks that torchrun has started; None when it hasn't."""
+    """This process's place among the ranks that torchrun has started; None when it hasn't; UsageError as above."""
     if outer_rank() is None:
         return None
     rank, world, local_rank, local_world = (int(os.environ[name]) for name in _TORCHRUN[:4])

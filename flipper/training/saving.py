@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,8 @@ def save(state: State, path: Path, checkpoint_format: str) -> None:
 
     Raises OutputError when the file exists or can't be written.
     """
+    if path.exists():
+        raise OutputError(exists(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -36,6 +39,20 @@ def save(state: State, path: Path, checkpoint_format: str) -> None:
     writers.write(contents(state), path, checkpoint_format)
     with atomic_output(path.with_name("last"), force=True) as partial:
         partial.write_text(f"{path.name}\n", encoding="utf-8")
+
+
+def exists(path: Path) -> str:
+    """What is said of a checkpoint that would be written over."""
+    return f"{path} exists; choose another --save folder or remove it"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OutputError when nothing can be saved to a folder, before hours are spent; it is not made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise OutputError(f"can't save to {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"can't save to {folder}: {there} can't be written to")
 
 
 def contents(state: State) -> Contents:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flipper.errors import MismatchError
+
 
 def derive(seed: int, *purpose: str | int) -> int:
     """A 63-bit seed for one purpose, by sha256, so that purposes don't share streams."""
@@ -57,14 +59,22 @@ def capture(rank: int, layout: str, device: torch.device) -> dict[str, Tensor]:
 def reinstate(state: Mapping[str, Tensor], rank: int, layout: str, device: torch.device) -> bool:
     """Set this rank's generators as a canonical state has them; False when they are those of another layout.
 
+    Raises MismatchError for a state that torch doesn't take.
+
     Ranks of two layouts compute different things, so generators don't carry over; `seed_rank` then starts them anew.
     """
     mine, there = _ascii(layout), state.get("rng.layout")
     if there is None or not torch.equal(there, mine) or f"rng.rank{rank}.cpu" not in state:
         return False
-    torch.set_rng_state(state[f"rng.rank{rank}.cpu"])
-    if f"rng.rank{rank}.cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state[f"rng.rank{rank}.cuda"], device)
+    name = f"rng.rank{rank}.cpu"
+    try:
+        torch.set_rng_state(state[name])
+        if f"rng.rank{rank}.cuda" in state and device.type == "cuda":
+            name = f"rng.rank{rank}.cuda"
+            torch.cuda.set_rng_state(state[name], device)
+    except (RuntimeError, TypeError) as error:
+        said = str(error).partition("\n")[0]
+        raise MismatchError(f"can't resume: {name} is no generator's state: {said}") from error
     return True
 
 

@@ -22,6 +22,9 @@ ALWAYS: Final = ("nonfinite-loss", "loss-spike", "grad-norm-spike")
 DETECTORS: Final = (*ALWAYS, "nonfinite-state", "replicas", "replay")
 """Detectors that `--detect` knows: of state, a pass over it; of replicas, a digest; replay doubles a step."""
 
+LONGEST_TIMEOUT: Final = 1e6
+"""Seconds; the libraries below count nanoseconds in 64 bits."""
+
 SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5"}
 
 
@@ -99,6 +102,8 @@ class TrainSpec:
             raise UsageError("--save-every needs --save DIR")
         if (self.inject is None) != (self.at is None):
             raise UsageError("--inject and --at go together: the faults, and the step after which they strike")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:  # nor NaN
+            raise UsageError(f"--timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {self.timeout}")
         Reach.parse(self.reach, self.parallel)
         if unknown := sorted(set(self.detect) - set(DETECTORS)):
             raise UsageError(f"no detector {unknown[0]!r}; known: {', '.join(DETECTORS)}")

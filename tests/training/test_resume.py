@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy
@@ -181,6 +182,33 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_what_is_missing_and_unex
         save_file({**load_file(saved(run, "safetensors")), name: array}, tmp_path / "other.safetensors")
         with pytest.raises(MismatchError, match=message):
             resume(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
+    "generator", [numpy.zeros(100, "u1"), numpy.zeros(0, "u1"), numpy.zeros(5056, "f4"), numpy.full(5056, 255, "u1")]
+)
+def test_a_generators_state_that_torch_does_not_take_is_named(
+    run: dict[str, TrainResult], tmp_path: Path, generator: numpy.ndarray[Any, Any]
+) -> None:
+    """Only where it is used: another layout has generators of its own."""
+    path = tmp_path / "other.safetensors"
+    save_file({**load_file(saved(run, "safetensors")), "rng.rank0.cpu": generator}, path)
+    with pytest.raises(MismatchError, match=r"^can't resume: rng\.rank0\.cpu is no generator's state: "):
+        resume(path)
+    assert resume(path, "ddp:2").first_step == STEPS
+
+
+def test_a_checkpoint_that_another_run_has_saved_meanwhile_is_never_written_over(tmp_path: Path) -> None:
+    """What both began with, an empty folder, holds the other's at the last step."""
+
+    def save_first(event: Event) -> None:
+        if event["event"] == "start":
+            (tmp_path / "step-000400.safetensors").write_text("the other's")
+
+    with pytest.raises(OutputError, match=r"step-000400\.safetensors exists; choose another --save folder or remove it"):
+        train(TrainSpec("digits-mlp", steps=400, seed=1, save=tmp_path), save_first)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000400.safetensors"]
+    assert (tmp_path / "step-000400.safetensors").read_text() == "the other's"
 
 
 def test_what_a_struck_step_counter_does_to_adam_is_a_clear_error(run: dict[str, TrainResult], tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from flipper.cli import main
+from flipper.errors import OutputError
+from flipper.training.metrics import MetricsFile
 from flipper.training.recipes import BUILT_IN
 
 
@@ -81,6 +83,14 @@ def test_a_control_that_holds_exits_0_and_says_so(capsys: pytest.CaptureFixture[
     assert (record["identical"], record["first_difference"], record["stopped_at"]) == (True, None, 2)
 
 
+def test_a_control_names_no_files_since_it_keeps_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metrics = tmp_path / "m.jsonl"
+    code, out, err = run(capsys, "digits-mlp", "--steps", 4, "--seed", 1, "--control", "--metrics", metrics)
+    assert (code, err, strict(out)["files"]) == (0, "", [])
+    events = [strict(line)["event"] for line in metrics.read_text().splitlines()]
+    assert events == ["start", "step", "step", "step", "step", "eval", "end"]
+
+
 def test_a_control_that_fails_exits_3(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the resumed run is given another seed than the stopped one had."""
     from dataclasses import replace
@@ -109,6 +119,9 @@ def test_a_control_that_fails_exits_3(capsys: pytest.CaptureFixture[str], monkey
         (["digits-mlp", "--metrics", __file__], 1, "exists"),
         (["digits-mlp", "--save-every", "2"], 2, "--save-every needs --save"),
         (["digits-mlp", "--checkpoint-format", "onnx"], 2, "known: safetensors, pytorch, hdf5"),
+        (["digits-mlp", "--steps", "1", "--timeout", "nan"], 2, "--timeout must be above 0 and at most 1e+06 seconds"),
+        (["digits-mlp", "--steps", "1", "--reach", "one"], 2, "--reach says which copies --inject strikes: give both"),
+        (["digits-mlp", "--steps", "1", "--metrics", "/dev/full"], 1, "/dev/full can't be written: No space left on"),
     ],
 )
 def test_an_error_is_one_line_and_its_exit_code(
@@ -152,6 +165,59 @@ def test_a_rank_number_alone_in_the_environment_is_not_torchrun(
     code, out, _ = run(capsys, "digits-mlp", "--steps", 1, "--seed", 1)
     assert code == 0
     assert strict(out)["steps"] == 1
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"RANK": "x"}, "RANK in the environment is 'x', not a number as torchrun sets it; unset it"),
+        ({"RANK": ""}, "RANK in the environment is '', not a number"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE in the environment is '-1', not a number"),
+        ({"MASTER_PORT": "any"}, "MASTER_PORT in the environment is 'any', not a number"),
+        ({"RANK": "5"}, "RANK in the environment is 5, of WORLD_SIZE 1 ranks; unset both"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK in the environment is 1, of LOCAL_WORLD_SIZE 1 ranks; unset both"),
+    ],
+)
+def test_what_torchrun_would_not_set_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, values: dict[str, str], message: str
+) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", **TORCHRUN, **values}.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(capsys, "digits-mlp", "--steps", 1, "--seed", 1)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"flipper: error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_of_two_runs_that_write_to_one_file_of_metrics_the_later_is_refused(tmp_path: Path) -> None:
+    """Both found no file when they began; pipes and devices are written to as they are."""
+    first, second = MetricsFile(tmp_path / "m.jsonl"), MetricsFile(tmp_path / "m.jsonl")
+    with first, second:
+        first.write({"event": "start"})
+        with pytest.raises(OutputError, match=r"m\.jsonl: File exists$"):
+            second.write({"event": "start"})
+    assert (tmp_path / "m.jsonl").read_text() == '{"event": "start"}\n'
+    with MetricsFile(Path("/dev/null")) as nowhere:
+        nowhere.write({"event": "start"})
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "closed", "closed/below"])
+def test_a_folder_that_nothing_can_be_saved_to_is_refused_before_the_first_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").write_text("here")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if folder.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("the superuser may write everywhere")
+    where = ["--save", tmp_path / folder, "--metrics", tmp_path / "m.jsonl", "--parallel", "ddp:2"]
+    code, out, err = run(capsys, "digits-mlp", "--steps", 3, "--seed", 1, *where)
+    first = tmp_path / folder.partition("/")[0]
+    why = f"{first} is no folder" if folder.startswith("file") else f"{first} can't be written to"
+    assert (code, out, err) == (1, "", f"flipper: error: can't save to {tmp_path / folder}: {why}\n")
+    assert not (tmp_path / "m.jsonl").exists()
 
 
 def test_quiet_keeps_back_the_warning_about_native_sums(capsys: pytest.CaptureFixture[str]) -> None:
