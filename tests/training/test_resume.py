@@ -205,7 +205,7 @@ def test_a_checkpoint_that_another_run_has_saved_meanwhile_is_never_written_over
         if event["event"] == "start":
             (tmp_path / "step-000400.safetensors").write_text("the other's")
 
-    with pytest.raises(OutputError, match=r"step-000400\.safetensors exists; choose another --save folder or remove it"):
+    with pytest.raises(OutputError, match=r"step-000400\.safetensors exists; choose another --save folder"):
         train(TrainSpec("digits-mlp", steps=400, seed=1, save=tmp_path), save_first)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000400.safetensors"]
     assert (tmp_path / "step-000400.safetensors").read_text() == "the other's"
