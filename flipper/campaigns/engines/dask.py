@@ -46,11 +46,13 @@ def dask_engine(scheduler: str, workers: int | None = None) -> Iterator[Engine]:
 def _connect(scheduler: str) -> Client:
     try:
         from distributed import Client
+        from distributed.comm.addressing import resolve_address
     except ModuleNotFoundError as error:
         raise UsageError(f"--engine dask needs {error.name}; pip install 'flipper-ckpt[dask]'") from error
     for name in ("distributed", "distributed.client", "distributed.core"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told in one line by the campaign
     try:
+        resolve_address(scheduler)  # a client that fails at this would show a traceback at exit
         return Client(scheduler, set_as_default=False)
     except (OSError, ValueError) as error:
         raise FlipperError(f"no dask scheduler answers at {scheduler}: {error}") from error
