@@ -66,13 +66,18 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     try:
         _set_up(place)
         body(place, connection.send)
-        _tear_down()
+        _meet()
     except BaseException as error:
         known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))
         connection.send(Failure(known, traceback.format_exc(), time.monotonic()))
     else:
         connection.send("done")
     connection.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking the group down may deadlock: gloo's thread waits for Python's lock to free a tensor, and the one that holds
+    # it for that thread (seen with torch 2.13 under load). The process's end takes all down.
+    os._exit(0)
 
 
 def one_line(error: BaseException, *where: str) -> str:
@@ -180,5 +185,12 @@ def _set_up(place: Place) -> None:
 def _tear_down() -> None:
     import torch.distributed as dist
 
-    dist.barrier()  # nobody hangs up while another still listens
+    _meet()
     dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """Wait for all ranks: nobody hangs up while another still listens."""
+    import torch.distributed as dist
+
+    dist.barrier()
