@@ -128,6 +128,29 @@ def test_stopped_and_saved_in_the_other_formats_a_run_goes_on_exactly_on_fresh_r
         assert run.digests == trained(layout).run.digests, checkpoint_format
 
 
+@pytest.mark.parametrize(
+    ("layout", "checkpoint_format"),
+    [
+        ("single", "hdf5"),
+        ("ddp:3", "pytorch"),
+        ("hooks:2", "hdf5"),
+        ("fsdp:2", "pytorch"),
+        ("tensor:2", "hdf5"),
+        ("pipeline:2", "pytorch"),
+        ("pipeline-1f1b:2", "hdf5"),
+        ("ddp:2+pipeline:2", "pytorch"),
+        ("fsdp:2+tensor:2", "hdf5"),
+    ],
+)
+def test_the_control_holds_in_the_other_formats(
+    trained: Callable[[str], Trained], layout: str, checkpoint_format: str
+) -> None:
+    verdict = control(spec("digits-cnn", layout, steps=3, checkpoint_format=checkpoint_format))
+    assert (verdict.first_difference, verdict.resumed.first_step) == (None, 1)
+    digests = verdict.resumed.state_digest, verdict.resumed.resume_digest
+    assert digests == trained(layout).run.digests
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layouts_checkpoint_is_loaded_to_the_bit(trained: Callable[[str], Trained], layout: str) -> None:
     """Model and optimizer, in each format, one over the other."""

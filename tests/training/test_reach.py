@@ -254,15 +254,17 @@ def test_summed_gradients_struck_on_every_copy_are_struck_alike_under_ddp_hooks_
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("layout", ["ddp:2", "hooks:2"])
-def test_a_summed_gradient_struck_on_one_replica_makes_it_drift_and_a_local_one_does_not(layout: str) -> None:
-    """The sum carries a local one to every replica."""
+@pytest.mark.parametrize(("layout", "second"), [("ddp:2", 1), ("hooks:2", 1), ("ddp:2+pipeline:2", 2)])
+def test_a_summed_gradient_struck_on_one_replica_makes_it_drift_and_a_local_one_does_not(
+    layout: str, second: int
+) -> None:
+    """The sum carries a local one to every replica. second: the rank that holds fc1 for the second replica."""
     options: dict[str, Any] = {"steps": 2, "at": 0, "probe_every": 1}
     clean, summed, local, other = train_all(
         [
             spec("digits-mlp", layout, steps=2, probe_every=1),
-            spec("digits-mlp", layout, inject=gradient_faults("gradient"), reach="rank:1", **options),
-            spec("digits-mlp", layout, inject=gradient_faults("local-gradient"), reach="rank:1", **options),
+            spec("digits-mlp", layout, inject=gradient_faults("gradient"), reach=f"rank:{second}", **options),
+            spec("digits-mlp", layout, inject=gradient_faults("local-gradient"), reach=f"rank:{second}", **options),
             spec("digits-mlp", layout, inject=gradient_faults("local-gradient"), reach="rank:0", **options),
         ]
     )
@@ -270,6 +272,7 @@ def test_a_summed_gradient_struck_on_one_replica_makes_it_drift_and_a_local_one_
     for run in (local, other):
         assert [event["equal"] for event in run.of("replicas")] == [True, True]
         assert run.of("struck")[0]["elements"] == 4
+    assert [list(run.of("struck")[0]["ranks"]) for run in (summed, local, other)] == [[second], [second], [0]]
     assert len({run.state_digest for run in (clean, local, other)}) == 3
 
 
@@ -286,22 +289,76 @@ def test_signs_of_all_local_gradients_are_the_sign_of_their_sum(layout: str) -> 
     assert summed.of("struck") == local.of("struck")
 
 
-@pytest.mark.parametrize("layout", ["pipeline:2", "pipeline-1f1b:2", "ddp:2+pipeline:2"])
-def test_the_first_micro_batchs_gradients_are_struck_in_a_pipeline(layout: str) -> None:
+def first_gradients(folder: Path, layout: str, **options: Any) -> tuple[Run, dict[str, Any], dict[str, Any]]:
+    """The summed gradients of the first step, as SGD's momentum has them after it: of a clean and of a struck run."""
     clean, struck = train_all(
         [
-            spec("digits-mlp", layout, steps=2),
-            spec("digits-mlp", layout, steps=2, at=1, inject=gradient_faults("local-gradient"), reach="one"),
+            spec("digits-mlp", layout, steps=1, save=folder / "clean"),
+            spec("digits-mlp", layout, steps=1, save=folder / "struck", at=0, **options),
         ]
     )
-    assert struck.of("struck")[0]["elements"] == 4
-    assert struck.state_digest != clean.state_digest
+    both = [
+        {name: array for name, array in load_file(run.files[0]).items() if name.endswith("momentum_buffer")}
+        for run in (clean, struck)
+    ]
+    return struck, both[0], both[1]
+
+
+WHERE: dict[str, Any] = {"layer": ["gradient.fc*"], "count": 40, "seed": 3}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_summed_gradients_are_struck_where_the_plan_says_and_nowhere_else(tmp_path: Path, layout: str) -> None:
+    """Signs of the elements that a plan over the whole model names, whichever ranks hold them."""
+    faults = faults_of({**WHERE, "bits": "sign", "target": "gradient"})
+    run, before, after = first_gradients(tmp_path, layout, inject=faults)
+    expected = {name: array.copy() for name, array in before.items()}
+    for name, flat in planned(tmp_path, before):
+        expected[f"optimizer.{name.removeprefix('gradient.')}.momentum_buffer"].reshape(-1)[flat] *= -1
+    assert {name: array.tobytes() for name, array in after.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+    (told,) = run.of("struck")
+    replicas = next((int(part[-1]) for part in layout.split("+") if part.startswith(("ddp", "hooks"))), 1)
+    assert told["faults"] == 40
+    if "tensor" not in layout:  # there each rank has a copy of some
+        assert told["elements"] == 40 * replicas
+
+
+def planned(folder: Path, gradients: dict[str, Any], bits: str = "sign") -> list[tuple[str, int]]:
+    """The elements of a draw from a file of zeros of the gradients' names and shapes."""
+    zeros = {
+        name.replace("optimizer.", "gradient.").removesuffix(".momentum_buffer"): numpy.zeros_like(array)
+        for name, array in gradients.items()
+    }
+    save_file(zeros, folder / "zeros.safetensors")
+    model = flipper.FaultModel(layers=WHERE["layer"], bits=bits, count=WHERE["count"])
+    plan = flipper.draw(folder / "zeros.safetensors", model, seed=WHERE["seed"])
+    return [(fault.tensor, fault.flat) for fault in plan]
+
+
+@pytest.mark.parametrize("reach", ["all", "one"])
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "pipeline" in layout])
+def test_the_first_micro_batchs_gradients_are_struck_in_a_pipeline(tmp_path: Path, layout: str, reach: str) -> None:
+    """Where the plan says; an exponent's first bit changes zeros, too, and the sum with the other micro-batches'."""
+    faults = faults_of({**WHERE, "bits": "exponent-msb", "target": "local-gradient"})
+    run, before, after = first_gradients(tmp_path, layout, inject=faults, reach=reach)
+    expected = planned(tmp_path, before, "exponent-msb")
+    differing = [
+        (f"gradient.{name.removeprefix('optimizer.').removesuffix('.momentum_buffer')}", int(flat))
+        for name, array in before.items()
+        for flat in numpy.flatnonzero(array != after[name])
+    ]
+    assert len({name for name, _ in expected}) > 1
+    assert sorted(differing) == sorted(expected)
+    assert run.of("struck")[0]["elements"] == 40 * (2 if "ddp" in layout and reach == "all" else 1)
 
 
 @pytest.mark.parametrize(
     ("layout", "table", "message"),
     [
         ("fsdp:2", {}, "local gradients lie in FSDP's own buffers under fsdp; strike the summed ones (gradient)"),
+        ("fsdp:2+tensor:2", {}, "local gradients lie in FSDP's own buffers under fsdp; strike the summed ones"),
         ("ddp:2", {"finite": True}, "no finite, max_abs, direction or scale there"),
         ("single", {"effect": "scale:2"}, "no finite, max_abs, direction or scale there"),
     ],
