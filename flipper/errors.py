@@ -9,7 +9,8 @@
     ├── MismatchError             1  a plan or manifest does not fit the checkpoint
     └── TrainingError             1  a rank failed or died
         ├── HangError             1  no rank gave a sign any more, or the run took too long
-        └── EndedError            1  somebody ended a rank, by a signal that asks to end
+        ├── EndedError            1  somebody ended a rank, by a signal that asks to end
+        └── StartError            1  the machine lacks what ranks need to be started
 """
 
 from __future__ import annotations
@@ -109,3 +110,7 @@ class HangError(TrainingError):
 
 class EndedError(TrainingError):
     """Somebody ended a process of a training run: a user, or a batch system, by a signal that asks to end."""
+
+
+class StartError(TrainingError):
+    """The machine has too few files, processes or too little memory to start the ranks of a training run."""

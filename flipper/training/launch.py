@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Final
 
-from flipper.errors import EndedError, FlipperError, HangError, TrainingError
+from flipper.errors import EndedError, FlipperError, HangError, StartError, TrainingError
 from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
 
@@ -70,25 +70,24 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flipper.training.preload"])
-    folder = tempfile.mkdtemp(prefix="flipper-ranks-")
+    with _lack_is_told(world):
+        folder = tempfile.mkdtemp(prefix="flipper-ranks-")
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
     try:
         for rank in range(world):
             place = Place(rank, world, device, f"file://{folder}/rendezvous", timeout, rank, world)
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=rank_main,
-                args=(body, place, theirs, None if verbose else _log(folder, rank)),
-                name=f"flipper-rank-{rank}",
-                daemon=False,
-            )
+            log = None if verbose else _log(folder, rank)
             _check_called_off()
-            with _STARTING, _ready_to_start(body):
+            with _lack_is_told(world), _STARTING, _ready_to_start(body):
+                ours, theirs = context.Pipe(duplex=False)
+                connections.append(ours)
+                process = context.Process(
+                    target=rank_main, args=(body, place, theirs, log), name=f"flipper-rank-{rank}", daemon=False
+                )
                 process.start()
                 processes.append(process)
-            theirs.close()
-            connections.append(ours)
+                theirs.close()
         _Ranks(processes, connections, folder).follow(on_event, timeout + GRACE_SECONDS, limit)
         for done in processes:
             done.join(GRACE_SECONDS)
@@ -103,6 +102,17 @@ def _check_called_off() -> None:
     stop = STOP.get()
     if stop is not None and stop.poll():
         raise CancelledError("the run was called off")
+
+
+@contextmanager
+def _lack_is_told(world: int) -> Iterator[None]:
+    """Say what there was too little of to start the ranks: files, memory, processes."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise EndedError("ranks can't be forked: somebody has ended the server that does") from error
+    except OSError as error:
+        raise StartError(f"can't start {world} ranks: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -150,6 +160,15 @@ def _end_server() -> None:
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+def _server_has_ended() -> bool:
+    """Whether somebody has ended the server; it isn't reaped, which multiprocessing does itself."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    try:
+        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 @contextmanager
@@ -255,6 +274,8 @@ class _Ranks:
             if failure is None:
                 self.processes[rank].join(GRACE_SECONDS)
                 code = self.processes[rank].exitcode
+                if code == 255 and _server_has_ended():  # which would have told the exit code
+                    return EndedError(f"rank {rank} of {count} was ended, and the server that had forked it")
                 kind = EndedError if code is not None and -code in ASKING else TrainingError
                 return kind(f"rank {rank} of {count} died ({_manner(code)}){self._last_words(rank)}")
         if (stopped := self._stopped()) is not None:
@@ -297,8 +318,14 @@ def _manner(exitcode: int | None) -> str:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Kill the ranks that still run: one that is stopped, or waits for a lost one, heeds nothing else."""
+    """Kill the ranks that still run, and what their recipes have started: each leads a process group.
+
+    One that is stopped, or waits for a lost one, heeds nothing else.
+    """
     for process in processes:
+        if process.exitcode is None and process.pid is not None:
+            with suppress(ProcessLookupError, PermissionError):  # it may not lead one yet
+                os.killpg(process.pid, signal.SIGKILL)
         process.kill()
     for process in processes:
         process.join()

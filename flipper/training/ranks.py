@@ -96,11 +96,11 @@ def one_line(error: BaseException, *where: str) -> str:
 
 
 def _exit_with_parent() -> None:
-    """End this rank when the launching process is gone, killed perhaps, so that nobody trains on alone."""
+    """End this rank, and what its recipe has started, when the launching process is gone: nobody trains on alone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)  # the group is this rank's own
 
 
 def _redirect(log: str | None) -> None:

@@ -134,6 +134,16 @@ def test_the_folder_for_temporary_files_may_have_a_long_name(tmp_path: Path) -> 
     assert [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
+def test_too_few_files_to_start_ranks_with_is_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flipper", "train", "digits-mlp", "--steps", "1", "--seed", "1", "-q"]
+    limited = ["bash", "-c", 'ulimit -n 12; exec "$@"', "bash", *command, "--parallel", "ddp:3"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(limited, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "flipper: error: can't start 3 ranks: Too many open files\n"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
+
+
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     """Nobody tells the ranks: they notice by themselves."""
     code = (

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from series import spec
 
 from flipper.cli import main
-from flipper.errors import TrainingError
+from flipper.errors import EndedError, TrainingError
 from flipper.training.run import train
 from flipper.training.spec import Event
 
@@ -44,9 +44,9 @@ OWN = Recipe("own", model, data, nn.functional.cross_entropy, accuracy, sgd, 16,
 WIDE = "nn.Linear(4, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 2)"
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, text: str = TALKATIVE) -> subprocess.Popen[str]:
     """`flipper train` of a million steps in a process group of its own, once it has taken some and saved twice."""
-    (folder / "own.py").write_text(TALKATIVE)
+    (folder / "own.py").write_text(text)
     (folder / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": f"{folder}/temporary"}
     command = [sys.executable, "-m", "flipper", "train", "own.py:OWN", "--steps", "1000000", "--seed", "1"]
@@ -156,6 +156,22 @@ def test_a_rank_that_is_stopped_from_outside_is_named_after_the_timeout(layout: 
     assert wait_until(lambda: not ranks_below(server[0]))
 
 
+def test_ranks_that_are_ended_with_their_server_have_not_crashed() -> None:
+    """As a batch system does, which sends SIGTERM to every process of a job; the next run has a new server."""
+    servers: list[int] = []
+
+    def end_all(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 3:
+            servers.append(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+            for pid in (servers[0], *ranks_below(servers[0]).values()):
+                os.kill(pid, signal.SIGTERM)
+
+    with pytest.raises(EndedError, match=r"^rank \d of 2 (was ended, and the server|died \(killed by SIGTERM\))"):
+        train(spec("digits-mlp", "ddp:2", steps=10**6), end_all)
+    assert train(spec("digits-mlp", "ddp:2", steps=2)).steps == 2
+    assert forkserver._forkserver._forkserver_pid not in (None, *servers)  # type: ignore[attr-defined]
+
+
 def test_an_interrupted_call_leaves_no_rank_and_no_half_of_a_checkpoint(tmp_path: Path) -> None:
     """As a notebook's interrupt does, while the first rank writes 34 MB; a file that was there before stays."""
     wide = TALKATIVE.replace("nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)", WIDE)
@@ -172,6 +188,18 @@ def test_an_interrupted_call_leaves_no_rank_and_no_half_of_a_checkpoint(tmp_path
         train(spec(f"{tmp_path}/own.py:OWN", "ddp:3", steps=10**6, save=folder, save_every=1), interrupt)
     assert wait_until(lambda: not ranks_below(forkserver._forkserver._forkserver_pid))  # type: ignore[attr-defined]
     assert [path.name for path in folder.glob(".*")] == [".flipper-0123456789ab.tmp"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_recipe_has_started_ends_with_an_interrupted_run(tmp_path: Path, number: signal.Signals) -> None:
+    helper = 'import subprocess\n    subprocess.Popen(["sleep", "1000"])\n    print("the data has'
+    with start(tmp_path, "--parallel", "ddp:2", "-q", text=TALKATIVE.replace('print("the data has', helper)) as process:
+        below = descendants(process.pid)
+        sleeping = [pid for pid in below if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep\0")]
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert len(sleeping) == 2
+    assert wait_until(lambda: not any(map(alive, below)))
 
 
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn.pt"
