@@ -259,7 +259,7 @@ def test_every_command_has_quiet_verbose_and_traceback(command):
 
 
 def test_verbose_says_what_was_opened():
-    assert f"{MLP}: pytorch, 17 tensors, {os.path.getsize(MLP):,} bytes" in here("inspect", MLP, "-v")[2]
+    assert f"{MLP}: pytorch, 18 tensors, {os.path.getsize(MLP):,} bytes" in here("inspect", MLP, "-v")[2]
 
 
 def test_rows_of_a_loop_can_be_appended_to_a_log(tmp_path):
