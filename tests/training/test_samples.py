@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flipper.cli import cli
 from flipper.training.run import train
@@ -31,6 +32,18 @@ def test_training_goes_on_from_the_samples_alike_in_each_format(recipe: str) -> 
     ]
     assert {result.first_step for result in results} == {33}
     assert len({result.resume_digest for result in results}) == 1
+
+
+@pytest.mark.parametrize("recipe", ["digits-cnn", "digits-mlp"])
+def test_a_sample_holds_what_training_saves_today(recipe: str, tmp_path: Path) -> None:
+    """Else it is old: scripts/make_samples would make another. Values differ between kinds of machines, so not they."""
+    train(TrainSpec(recipe, steps=1, seed=2026, save=tmp_path))
+    (saved,) = tmp_path.glob("*.safetensors")
+    shapes = [
+        {name: (tensor.dtype, tensor.shape) for name, tensor in load_file(path).items()}
+        for path in (saved, SAMPLES / f"{recipe}.safetensors")
+    ]
+    assert shapes[0] == shapes[1]
 
 
 def test_other_containers_of_the_same_state_resume_alike() -> None:
