@@ -90,10 +90,10 @@ class Row:
             goal = ""
         else:
             verdict, goal = "ok" if ratio <= self.target else "OVER", f"<= {self.target:g}"
-        return f"{self.work:58} {_shown(self.measured, self.unit):>9}  {compared:32} {ratio:8.3f} {goal:>7}  {verdict}"
+        return f"{self.work:66} {_shown(self.measured, self.unit):>9}  {compared:32} {ratio:8.3f} {goal:>7}  {verdict}"
 
 
-HEADER = f"{'work':58} {'measured':>9}  {'against':32} {'ratio':>8} {'target':>7}"
+HEADER = f"{'work':66} {'measured':>9}  {'against':32} {'ratio':>8} {'target':>7}"
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -104,7 +104,7 @@ def show(rows: Sequence[Row]) -> None:
 
 def skipped(what: str, reason: str) -> None:
     """Print a row that could not be measured, and why."""
-    print(f"{what:58} {'skipped':>9}  {reason}", flush=True)
+    print(f"{what:66} {'skipped':>9}  {reason}", flush=True)
 
 
 def _shown(value: float, unit: str) -> str:
