@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -44,14 +46,15 @@ OWN = Recipe("own", model, data, nn.functional.cross_entropy, accuracy, sgd, 16,
 WIDE = "nn.Linear(4, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 2)"
 
 
-def start(folder: Path, *arguments: str, text: str = TALKATIVE) -> subprocess.Popen[str]:
+@contextmanager
+def start(folder: Path, *arguments: str, text: str = TALKATIVE) -> Iterator[subprocess.Popen[str]]:
     """`flipper train` of a million steps in a process group of its own, once it has taken some and saved twice."""
     (folder / "own.py").write_text(text)
     (folder / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": f"{folder}/temporary"}
     command = [sys.executable, "-m", "flipper", "train", "own.py:OWN", "--steps", "1000000", "--seed", "1"]
     options = ["--metrics", "m.jsonl", "--save", "run", "--save-every", "20", *arguments]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -59,12 +62,17 @@ def start(folder: Path, *arguments: str, text: str = TALKATIVE) -> subprocess.Po
         env=environment,
         cwd=folder,
         start_new_session=True,
-    )
-    under_way = wait_until(lambda: (folder / "run" / "step-000040.safetensors").exists() or process.poll() is not None)
-    if not under_way or process.poll() is not None:
-        process.kill()
-        pytest.fail(process.communicate()[1])
-    return process
+    ) as process:
+        try:
+            saved = folder / "run" / "step-000040.safetensors"
+            wait_until(lambda: saved.exists() or process.poll() is not None)
+            if not saved.exists():
+                process.kill()
+                pytest.fail(process.communicate()[1])
+            yield process
+        except BaseException:
+            process.kill()  # else a test that fails would wait for a million steps
+            raise
 
 
 def left_in_order(folder: Path, below: list[int]) -> None:
