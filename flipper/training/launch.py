@@ -163,12 +163,20 @@ def _end_server() -> None:
 
 
 def _server_has_ended() -> bool:
-    """Whether somebody has ended the server; it isn't reaped, which multiprocessing does itself."""
+    """Whether somebody has ended the server, or is about to: its files close before it is gone.
+
+    It isn't reaped, which multiprocessing does itself.
+    """
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    deadline = time.monotonic() + GRACE_SECONDS
     try:
-        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        while pid is not None and time.monotonic() < deadline:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            time.sleep(0.01)
     except ChildProcessError:
         return True
+    return False
 
 
 @contextmanager
