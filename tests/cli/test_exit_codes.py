@@ -30,6 +30,8 @@ def manifest(path):
     return path.with_name(path.name + ".flipper.json")
 
 
+DEMO = ROOT / "scripts/campaigns/demo.toml"
+
 DONE = {
     "inspect": lambda s, t: ["inspect", s],
     "inject": lambda s, t: ["inject", s, "-o", t / "x", "--seed", "1"],
@@ -41,6 +43,7 @@ DONE = {
     "size": lambda s, t: ["size", "--population", "9"],
     "train": lambda s, t: ["train", "--list"],
     "completion": lambda s, t: ["completion", "zsh"],
+    "campaign": lambda s, t: ["campaign", "show", DEMO, "--no-timing"],
 }
 
 
