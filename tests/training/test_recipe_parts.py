@@ -200,6 +200,27 @@ def test_a_stage_may_hand_on_a_tensor_that_is_not_contiguous(tmp_path: Path) -> 
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
 
 
+def test_a_parameter_without_a_gradient_is_trained_round_but_by_ddp(tmp_path: Path) -> None:
+    """Where it is unused on every rank."""
+    name = own(tmp_path)
+    file = tmp_path / "own.py"
+    unused = "        return x * random.random()"
+    text = file.read_text().replace("class Noise(nn.Module):\n", f"class Noise(nn.Module):\n{INIT}")
+    file.write_text(text.replace(unused, f"        self.unused\n{unused}"))
+    with pytest.raises(UsageError, match=r"^some of own's parameters got no gradient in the last step, .*hooks:N$"):
+        train(TrainSpec(name, Parallel.parse("ddp:2"), steps=3, seed=1))
+    for layout in ("single", "hooks:2", "fsdp:2", "pipeline:2"):
+        verdict = control(spec(name, layout, steps=4))
+        assert verdict.first_difference is None
+
+
+INIT = """    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(4))
+
+"""
+
+
 def test_a_stage_without_parameters_is_refused(tmp_path: Path) -> None:
     name = own(tmp_path)
     file = tmp_path / "own.py"
