@@ -25,6 +25,7 @@ from flipper.errors import (
     HangError,
     MismatchError,
     OutputError,
+    StartError,
     TrainingError,
     UsageError,
 )
@@ -299,13 +300,13 @@ def struck_trial(
 
 
 def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunRecord:
-    """Train, and make a record of it even where it fails; not where somebody ended it, or for want of space."""
+    """Train, and make a record of it even where it fails; not where it was ended, or the machine lacked something."""
     hear = Listener(spec.metric)
     ended, error = None, None
     limit = spec.timeout + SLOWER * max(golden.golden.seconds, golden.control.seconds, 1.0)
     try:
         train(run, hear, limit=limit)
-    except EndedError:
+    except (EndedError, StartError):
         raise
     except (TrainingError, MismatchError, CheckpointError, UsageError) as failure:
         if isinstance(failure, UsageError) and hear.started:
