@@ -28,19 +28,24 @@ A run whose job dies is handed in again, three times in all.
 
 from __future__ import annotations
 
+import getpass
+import math
 import re
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from flipper.campaigns.engines.engine import Engine
 from flipper.campaigns.folder import Campaign
-from flipper.errors import FlipperError, TrainingError, UsageError
+from flipper.errors import EndedError, FlipperError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     import submitit
@@ -52,6 +57,9 @@ ATTEMPTS: Final = 3
 MINUTES: Final = 60
 
 POLL_SECONDS: Final = 0.5
+QUEUE_SECONDS: Final = 15.0
+"""How often Slurm is asked for the jobs that it has, at most: it doesn't like to be asked."""
+
 PATIENCE_SECONDS: Final = 15.0
 """How long the result of a job that has ended may take to be seen here, over a network filesystem."""
 
@@ -103,6 +111,8 @@ class JobExecutor(Executor):
         self._calls: dict[Future[Any], _Call] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._queue: set[str] = set()
+        self._asked = -math.inf
         threading.Thread(target=self._watch, name="flipper-jobs", daemon=True).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -144,7 +154,7 @@ class JobExecutor(Executor):
             call.job = self._executor.submit(_in_job, call.work, call.arguments, call.options)
         except (FailedSubmissionError, FailedJobError, OSError) as error:
             raise TrainingError(f"the job was not taken: {_last_line(str(error))}") from error
-        call.attempt, call.ended = call.attempt + 1, None
+        call.attempt, call.begun, call.ended = call.attempt + 1, time.monotonic(), None
 
     def _watch(self) -> None:
         """Settle the futures of jobs that have ended, until there is no more to come."""
@@ -166,31 +176,49 @@ class JobExecutor(Executor):
     def _settled(self, future: Future[Any], call: _Call) -> bool:
         """Whether the call has come to its end, and its future been told."""
         job = call.job.task(0)
+        result: Any = None
+        error: Exception | None
         try:
             if not job.paths.result_pickle.exists():
-                if not job.done():
+                if not self._has_ended(call):
                     return False
                 call.ended = call.ended or time.monotonic()
                 if time.monotonic() - call.ended < self._patience:
                     return False
                 if call.attempt < self._attempts:
+                    _remove(job)
                     self._start(call)
                     return False
-                raise JobLost(f"job {job.job_id} ended without a result (state {job.state}); {_written(job)}")
-            result = _result(job)
-        except Exception as error:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-        else:
-            if future.set_running_or_notify_cancel():
+                raise JobLost(f"job {job.job_id} ended without a result; {_written(job)}")
+            result, error = _result(job)
+            _remove(job)
+            if isinstance(error, EndedError):
+                error = EndedError(f"{error}; if its time was up, give it more by slurm.time")
+        except Exception as failure:
+            error = failure
+        if future.set_running_or_notify_cancel():
+            if error is None:
                 future.set_result(result)
-            shutil.rmtree(job.paths.folder, ignore_errors=True)
+            else:
+                future.set_exception(error)
         return True
+
+    def _has_ended(self, call: _Call) -> bool:
+        """Whether a job has ended. Slurm's queue is asked, not its accounts, as by submitit: not all keep any."""
+        if self._executor.cluster != "slurm":
+            return bool(call.job.task(0).done())
+        if time.monotonic() - self._asked > QUEUE_SECONDS:
+            asked = ["squeue", "--noheader", "--format=%A", f"--user={getpass.getuser()}"]
+            answer = subprocess.run(asked, capture_output=True, text=True)
+            if answer.returncode:  # its controller doesn't answer now
+                return False
+            self._queue, self._asked = set(answer.stdout.split()), time.monotonic()
+        return call.begun < self._asked and call.job.job_id not in self._queue
 
 
 @dataclass
 class _Call:
-    """What a job is to do. ended: when the job was first seen to have ended, without a result that could be seen."""
+    """What a job is to do. begun: when it was handed in. ended: when it was first seen to have ended with none."""
 
     ranks: int
     work: Callable[..., Any]
@@ -198,22 +226,30 @@ class _Call:
     options: dict[str, Any]
     job: Any = None
     attempt: int = 0
+    begun: float = 0.0
     ended: float | None = None
 
 
 def _in_job(work: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
     """In the job: the result, or flipper's own error, which submitit would make a text of."""
+    signal.signal(signal.SIGTERM, _end)  # submitit ignores it, and Slurm may not find what stays
     try:
         return work(*arguments, **options), None
     except FlipperError as error:
         return None, error
 
 
-def _result(job: Any) -> Any:
+def _end(number: int, frame: FrameType | None) -> None:
+    raise EndedError("the job was told to end")
+
+
+def _result(job: Any) -> tuple[Any, FlipperError | None]:
+    """What `_in_job` has returned; TrainingError when it hasn't."""
     from submitit.core.utils import FailedJobError
 
     try:
-        result, error = job.result()
+        returned: tuple[Any, FlipperError | None] = job.result()
+        return returned
     except FailedJobError as failure:
         text = str(failure)
         if "UncompletedJobError" in text:  # submitit's own, when Slurm tells it that time is up
@@ -221,9 +257,6 @@ def _result(job: Any) -> Any:
         else:
             reason = _last_line(text.rpartition("----------------------")[0])
         raise TrainingError(f"job {job.job_id}: {reason}; {_written(job)}") from failure
-    if error is not None:
-        raise error
-    return result
 
 
 def _written(job: Any) -> str:
@@ -238,6 +271,15 @@ def _last_line(text: str) -> str:
 def _cancel(job: Any) -> None:
     with suppress(Exception):  # it has ended by itself, or Slurm doesn't answer
         job.cancel(check=False)
+    _remove(job)
+
+
+def _remove(job: Any) -> None:
+    """Remove a job's folder, and the links to it that submitit has left beside it."""
+    shutil.rmtree(job.paths.folder, ignore_errors=True)
+    for link in job.paths.folder.parent.glob(".submission_file_*.sh"):
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
