@@ -129,7 +129,8 @@ class Coordinator:
         self._begin("golden", len(wanted))
         self._each(self._submit(_Waiting("golden", None, 0, start), self._runs.run_golden, start) for start in wanted)
         for cell in self.campaign.cells:  # what can't be drawn is said before hours of trials
-            if self._first < cell.trials:
+            trials = self._limit(cell) if self.campaign.spec.census else cell.trials
+            if self._first < trials or not trials:
                 self._plan(cell, self._first)
 
     def _starts(self) -> list[Start]:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from campaign_processes import SPEC, begin, campaign, stored
 
+from flipper.campaigns.engines import open_engine
 from flipper.campaigns.folder import Campaign, settle
 from flipper.campaigns.merge import merge
 from flipper.campaigns.record import RunRecord
+from flipper.campaigns.run import run_campaign
 from flipper.campaigns.spec import spec_of
 from flipper.campaigns.store import Store
 from flipper.errors import OutputError, UsageError
@@ -94,6 +96,18 @@ def test_a_joined_campaign_goes_on_by_itself_and_in_its_shards(shards: Path) -> 
     assert [each["new_runs"] for each in told["joined"]] == [4, 0, 0]
     code, out, _ = campaign(shards.parent, "run", "spec.toml", "-q")
     assert (code, json.loads(out)["trials"]) == (0, 28)
+
+
+def test_a_census_is_shared_out_and_a_shard_may_have_nothing_to_do(tmp_path: Path) -> None:
+    axes = {"parallel": "single", "layer": "fc3.bias", "bits": "sign"}  # of which there are ten
+    found = made(tmp_path, axes=axes, trials="all", tolerance=0.05)
+    with open_engine("local") as engine:
+        done = [run_campaign(found, engine, shard=(number, 12)).outcomes.total() for number in (10, 11, 12)]
+        assert done == [1, 0, 0]
+        assert [run_campaign(found, engine, shard=(number, 2)).outcomes.total() for number in (1, 2)] == [5, 5]
+    assert sum(joined.new for joined in merge(found) if joined.held["trial"] == 5) == 10 - 1 + 2  # golden, control
+    places = {str(run["trial"]) for key, run in stored(found.folder.results()).items() if key[0] == "trial"}
+    assert len(places) == 10
 
 
 def test_a_shard_of_a_campaign_with_a_margin_is_refused(tmp_path: Path) -> None:
