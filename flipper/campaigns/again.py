@@ -7,7 +7,7 @@ from typing import Any
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import band_of, bands, golden_key, judge
 from flipper.campaigns.record import RunRecord
-from flipper.campaigns.runner import runner_of
+from flipper.campaigns.runner import run_trial
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
 
@@ -20,7 +20,7 @@ def run_again(campaign: Campaign, cell: int, number: int, *, full: bool = False,
     chosen = campaign.cell(cell)
     if number >= chosen.trials and not campaign.spec.census and campaign.spec.margin is None:
         raise UsageError(f"cell {cell} has trials 0 to {chosen.trials - 1}, not {number}")
-    golden, _, run = runner_of(campaign.spec).run_trial(campaign, chosen, number, full, keep)
+    golden, _, run = run_trial(campaign, chosen, number, full, keep)
     stored, nulls = None, []
     if campaign.folder.results().exists():
         with Store(campaign.folder.results()) as store:

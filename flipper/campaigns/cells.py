@@ -98,6 +98,14 @@ def starts(spec: Spec, cells: Iterable[Cell]) -> list[Start]:
     return list(dict.fromkeys(start_of(spec, cell, number) for cell in cells for number in numbers))
 
 
+def null_starts(spec: Spec, cells: Iterable[Cell]) -> list[list[Start]]:
+    """What null trials start from: all training seeds of each layout, and of each setting of a user's command."""
+    found: dict[tuple[str, str | None, str], list[Start]] = {}
+    for start in starts(spec, cells):
+        found.setdefault((start.parallel, start.checkpoint, start.setting), []).append(start)
+    return list(found.values())
+
+
 def start_of(spec: Spec, cell: Cell, trial: int) -> Start:
     """What a trial starts from."""
     asked = settings(spec.commands[cell.parallel], cell.axes) if spec.commands else ()

@@ -27,7 +27,7 @@ from flipper.campaigns.command_run import (
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.metrics_files import blind_spot, complaint
 from flipper.campaigns.record import RunRecord
-from flipper.campaigns.runs import fingerprint_id, plan_of, struck_of
+from flipper.campaigns.runs import fingerprint_id, plan_digest, plan_of, struck_of
 from flipper.campaigns.scratch import made_once
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.states import state_of
@@ -200,10 +200,7 @@ def null_trial(campaign: Campaign, start: Start, number: int) -> RunRecord:
 
 def plan_key(campaign: Campaign, start: Start, cell: Cell, plan: FaultPlan) -> str:
     """Equal for trials whose runs are the same where the command is deterministic."""
-    digest = hashlib.sha256(repr((start, [target.name for target in plan.targets])).encode())
-    for column in (plan.target, plan.flat, plan.op, plan.mask, plan.value):
-        digest.update(column.astype("uint64").tobytes())
-    return digest.hexdigest()[:32]
+    return plan_digest((start,), plan)
 
 
 def struck_trial(
@@ -259,23 +256,3 @@ def _check_unchanged(path: Path, then: dict[str, Any]) -> None:
 @functools.lru_cache(maxsize=64)
 def _content_once(path: Path, signature: str) -> str:
     return _content(path)
-
-
-def run_golden(campaign: Campaign, start: Start) -> tuple[RunRecord, ...]:
-    """A golden run and its control."""
-    found = golden_of(campaign, start)
-    return found.golden, found.control
-
-
-def run_null(campaign: Campaign, start: Start, number: int) -> tuple[RunRecord, ...]:
-    """A null trial, and the golden run that it is compared with."""
-    return *run_golden(campaign, start), null_trial(campaign, start, number)
-
-
-def run_trial(
-    campaign: Campaign, cell: Cell, trial: int, full: bool = False, keep: bool = False
-) -> tuple[RunRecord, ...]:
-    """A trial, and the golden run that it is compared with."""
-    place = campaign.folder.trial(cell.number, trial) if keep else None
-    record = struck_trial(campaign, cell, trial, full=full, keep=place)
-    return *run_golden(campaign, start_of(campaign.spec, cell, trial)), record

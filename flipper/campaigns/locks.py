@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +18,14 @@ _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 def take(lock: Path) -> None:
     """Make the lock, whole at once; OutputError says who has it, or why it can't be made."""
-    mine = Owner.here()
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        partial = _beside(lock)
+        partial = lock.with_name(f"{lock.name}.{os.urandom(6).hex()}")
         try:
-            partial.write_text(mine.text(), "utf-8")
+            partial.write_text(Owner.here().text(), "utf-8")
             while not _made(lock, partial):
-                holder = Owner.read(lock)
-                if lock.exists() and not (holder and holder.gone):
-                    who = holder or "another process"
-                    raise OutputError(f"{who} writes to this campaign; wait for it, or remove {lock} if it is gone")
-                _clear(lock, holder)
+                if _replaced(lock, partial):
+                    break
         finally:
             partial.unlink(missing_ok=True)
         for leftover in lock.parent.glob(f"{lock.name}.*"):
@@ -65,16 +60,28 @@ def _made(lock: Path, partial: Path) -> bool:
     return True
 
 
-def _clear(lock: Path, gone: Owner | None) -> None:
-    """Remove the lock of a process that is gone, and no other that was made in its place meanwhile."""
-    aside = _beside(lock)
-    with suppress(FileNotFoundError):
-        os.rename(lock, aside)
-        if Owner.read(aside) != gone:
-            with suppress(OSError):
-                os.link(aside, lock)
-        aside.unlink()
+def _replaced(lock: Path, partial: Path) -> bool:
+    """Whether we have put ours in the place of one whose process is gone; not when there is none any more.
+
+    Under a lock of its own: of two that find the same process gone, the second would remove the lock of the first.
+    """
+    if _gone(lock) is None:
+        return False
+    taking_over = lock.with_name(f"{lock.name}-taking-over")
+    take(taking_over)
+    try:
+        if _gone(lock) is None:
+            return False
+        os.replace(partial, lock)
+    finally:
+        release(taking_over)
+    return True
 
 
-def _beside(lock: Path) -> Path:
-    return lock.with_name(f"{lock.name}.{os.urandom(6).hex()}")
+def _gone(lock: Path) -> Owner | None:
+    """The process, gone, that has the lock; None when there is no lock. OutputError says who has it still."""
+    holder = Owner.read(lock)
+    if lock.exists() and not (holder and holder.gone):
+        who = holder or "another process"
+        raise OutputError(f"{who} writes to this campaign; wait for it, or remove {lock} if it is gone")
+    return holder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.folder import Campaign, difference, open_campaign
-from flipper.campaigns.record import CRASH, HANG, KINDS, REFUSED, RunRecord
+from flipper.campaigns.record import KINDS, RunRecord
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
 
@@ -152,7 +152,7 @@ def _contradiction(mine: RunRecord, other: RunRecord) -> tuple[str, str, str] | 
     if mine.checkpoint is not None and not mine.plan:  # of a user's command, whose runs may not repeat
         return None
     for name, one, two in (
-        ("failure", *(run.ended if run.ended in (REFUSED, CRASH, HANG) else "" for run in (mine, other))),
+        ("failure", *(run.ended if run.failed else "" for run in (mine, other))),
         *((name, getattr(mine, name), getattr(other, name)) for name in COMPARED),
     ):
         if json.dumps(one) != json.dumps(two):  # as text, where NaN equals NaN

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flipper.campaigns.record import CRASH, HANG, IDENTICAL, REFUSED, RunRecord
+from flipper.campaigns.record import IDENTICAL, RunRecord
 from flipper.campaigns.spec import Spec
 
 OUTCOMES: Final = (
@@ -73,7 +73,7 @@ def judge(run: RunRecord, golden: RunRecord, band: Band, spec: Spec) -> Judgemen
 
 def outcome_of(run: RunRecord, golden: RunRecord, band: Band, spec: Spec) -> str:
     """The first rule that holds, of OUTCOMES."""
-    if run.ended in (REFUSED, CRASH, HANG):
+    if run.failed:
         return run.ended
     if run.loss is None or not math.isfinite(run.loss):
         return "non-finite"

@@ -10,6 +10,7 @@ KINDS: Final = ("golden", "control", "null", "trial", "audit")
 COMPLETED, IDENTICAL, NONFINITE = "completed", "identical", "non-finite"
 REFUSED, CRASH, HANG = "refused", "crash", "hang"
 """How a run ended: at its last step; early, since its future was known (two ways); or it failed (three ways)."""
+FAILED: Final = (REFUSED, CRASH, HANG)
 
 
 @dataclass
@@ -70,6 +71,16 @@ class RunRecord:
         record = cls.__new__(cls)
         record.__dict__.update({name: [] for name in _LISTS}, **values)
         return record
+
+    @property
+    def failed(self) -> bool:
+        """Whether it didn't come to an end."""
+        return self.ended in FAILED
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether it was stopped since its future was known."""
+        return self.ended in (IDENTICAL, NONFINITE)
 
     def summary(self) -> dict[str, Any]:
         """All but the long series and the faults."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from flipper.campaigns.cells import Cell
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import Band, Judgement, band_of, bands, golden_key, judge
-from flipper.campaigns.record import COMPLETED, RunRecord
+from flipper.campaigns.record import RunRecord
 from flipper.campaigns.store import Store
 
 MEASURES: Final = (
@@ -123,7 +123,7 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
             "replicas_diverged": any(apart != 0 for _, apart in run.replicas) or _replicas_detected(run),
             "first_detector": judgement.first_detector,
             "first_detected_step": judgement.first_detected_step,
-            "stopped_early": run.ended if run.ended != COMPLETED and run.error is None else None,
+            "stopped_early": run.ended if run.ended_early else None,
             "seconds": run.seconds,
             "state_digest": run.state_digest,
             "fingerprint": run.fingerprint,

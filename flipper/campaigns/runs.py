@@ -45,7 +45,6 @@ FAULTS_KEPT: Final = 1000
 SLOWER: Final = 20.0
 """How many times as long as its golden run a trial may take before it counts as hung."""
 
-
 ROOM: Final = 1 << 18
 """Bytes that a run's temporary files need beside checkpoints: the rendezvous of its ranks, and what they write."""
 
@@ -106,7 +105,7 @@ class Listener:
             parallel,
             training_seed,
             ended=values.pop("ended", None) or end.get("stopped") or COMPLETED,
-            fingerprint=fingerprint_id(start["fingerprint"]) if start else fingerprint_id(machine_fingerprint()),
+            fingerprint=fingerprint_id(start["fingerprint"]) if start else "",
             first_step=start.get("step", 0),
             last_step=self.steps[-1][0] if self.steps else start.get("step", 0),
             steps=self.steps,
@@ -260,10 +259,12 @@ def plan_of(campaign: Campaign, cell: Cell, trial: int, clean: Path) -> FaultPla
 
 def plan_key(campaign: Campaign, start: Start, cell: Cell, plan: FaultPlan) -> str:
     """Equal for trials whose runs are the same: equal faults in equal copies under one layout and training seed."""
-    digest = hashlib.sha256()
-    reach = effective_reach(cell.parallel, cell.reach)
-    what = (cell.parallel, reach, start.training_seed, [target.name for target in plan.targets])
-    digest.update(repr(what).encode())
+    return plan_digest((cell.parallel, effective_reach(cell.parallel, cell.reach), start.training_seed), plan)
+
+
+def plan_digest(where: tuple[Any, ...], plan: FaultPlan) -> str:
+    """A short digest over the faults of a plan and where they are made."""
+    digest = hashlib.sha256(repr((*where, [target.name for target in plan.targets])).encode())
     for column in (plan.target, plan.flat, plan.op, plan.mask, plan.value):
         digest.update(column.astype("uint64").tobytes())
     return digest.hexdigest()[:32]
@@ -315,6 +316,7 @@ def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunR
         ended = REFUSED if not hear.started else HANG if isinstance(failure, HangError) else CRASH
         error = str(failure)
     record = hear.record(parallel=str(run.parallel), ended=ended, error=error, **values)
+    record.fingerprint = record.fingerprint or golden.golden.fingerprint  # refused before it told its own
     if record.ended == IDENTICAL:
         _finish_as(record, golden.golden)
     return record
@@ -330,7 +332,7 @@ def _check_room() -> None:
 def _finish_as(record: RunRecord, golden: RunRecord) -> None:
     """The rest of a run that met its golden run: the golden run's."""
     met = record.last_step
-    record.evals += [tuple(each) for each in golden.evals if each[0] > met]  # type: ignore[misc]
+    record.evals += [(step, loss, metric) for step, loss, metric in golden.evals if step > met]
     record.loss, record.metric = golden.loss, golden.metric
     record.state_digest, record.resume_digest = golden.state_digest, golden.resume_digest
     record.max_abs_parameter, record.nonfinite = golden.max_abs_parameter, golden.nonfinite
@@ -358,23 +360,3 @@ def _keep(scratch: Path, keep: Path, record: RunRecord) -> None:
     for file in scratch.iterdir():
         shutil.copy2(file, keep / file.name)
     (keep / "record.json").write_text(json.dumps({**record.summary(), **record.detail()}, indent=1), "utf-8")
-
-
-def run_golden(campaign: Campaign, start: Start) -> tuple[RunRecord, ...]:
-    """A golden run and its control."""
-    found = golden_of(campaign, start)
-    return found.golden, found.control
-
-
-def run_null(campaign: Campaign, start: Start, number: int) -> tuple[RunRecord, ...]:
-    """A null trial, and the golden run that it is compared with."""
-    return *run_golden(campaign, start), null_trial(campaign, start, number)
-
-
-def run_trial(
-    campaign: Campaign, cell: Cell, trial: int, full: bool = False, keep: bool = False
-) -> tuple[RunRecord, ...]:
-    """A trial, and the golden run that it is compared with."""
-    place = campaign.folder.trial(cell.number, trial) if keep else None
-    record = struck_trial(campaign, cell, trial, full=full, keep=place)
-    return *run_golden(campaign, start_of(campaign.spec, cell, trial)), record

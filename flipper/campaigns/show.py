@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flipper.campaigns.cells import Cell, effective_reach, start_of, starts
+from flipper.campaigns.cells import Cell, effective_reach, null_starts, start_of, starts
 from flipper.campaigns.contrast import contrast_of
 from flipper.campaigns.folder import Campaign, Folder
-from flipper.campaigns.runner import runner_of
+from flipper.campaigns.runner import run_golden, run_trial, runner_of
 from flipper.campaigns.spec import Spec
 from flipper.statistics.intervals import wilson
 from flipper.statistics.sample_size import margin_reached
@@ -43,8 +42,8 @@ def plan_rows(campaign: Campaign) -> list[dict[str, Any]]:
 def overview(campaign: Campaign) -> dict[str, Any]:
     """The campaign in a few numbers."""
     spec = campaign.spec
+    nulls = null_starts(spec, campaign.cells) if spec.tolerance is None else []
     total = sum(cell.trials for cell in campaign.cells)
-    layouts = {cell.parallel for cell in campaign.cells}
     main = contrast_of(spec, campaign.cells)
     shared = _paired(campaign.cells, main)
     return {
@@ -52,7 +51,7 @@ def overview(campaign: Campaign) -> dict[str, Any]:
         "cells": len(campaign.cells),
         "trials": total if spec.margin is None and not spec.census else None,
         "golden_and_control_runs": 2 * len(starts(spec, campaign.cells)),
-        "null_trials": 0 if spec.tolerance is not None else spec.null_trials * len(layouts),
+        "null_trials": spec.null_trials * len(nulls),
         "contrast": None if main is None else " against ".join(main),
         "pairs": shared,
         "pairs_margin": margin_reached(10**9, shared, spec.confidence) if shared else None,
@@ -70,27 +69,39 @@ def _paired(cells: tuple[Cell, ...], main: tuple[str, str] | None) -> int:
 def timed(campaign: Campaign) -> dict[str, Any]:
     """The hours that the campaign will take here, from golden runs and two trials that are made for it and thrown away.
 
-    The two are of the layouts of the primary question; other layouts count as the slower of them.
-    Trials are taken to run one after the other, as those that fill the processors do.
+    The two are of the layouts of the primary question; other layouts count as the slower of them. Trials are taken to
+    run one after the other, as those that fill the processors do; with a margin, the most that it may take.
     """
     spec = campaign.spec
-    chosen = _two(spec, campaign.cells)
     with tempfile.TemporaryDirectory(prefix="flipper-show-") as folder:
         trying = replace(campaign, folder=Folder(Path(folder)))
-        seconds: dict[str, tuple[float, float]] = {}
-        for cell in chosen:
-            seconds[cell.parallel] = _timed(trying, cell)
-    golden, trial = 0.0, 0.0
-    for start in starts(spec, campaign.cells):
-        golden += _of(seconds, start.parallel)[0]
-    for cell in campaign.cells:
-        trial += cell.trials * _of(seconds, cell.parallel)[1]
-    if spec.tolerance is None:
-        trial += sum(spec.null_trials * _of(seconds, name)[1] for name in {cell.parallel for cell in campaign.cells})
+        seconds = {cell.parallel: _timed(trying, cell) for cell in _two(spec, campaign.cells)}
+        slowest = tuple(map(max, zip(*seconds.values(), strict=True)))
+        trials = {cell.number: _most_trials(trying, cell) for cell in campaign.cells}
+    total = sum(seconds.get(start.parallel, slowest)[0] for start in starts(spec, campaign.cells))
+    total += sum(trials[cell.number] * seconds.get(cell.parallel, slowest)[1] for cell in campaign.cells)
+    for alike in null_starts(spec, campaign.cells) if spec.tolerance is None else ():
+        total += spec.null_trials * seconds.get(alike[0].parallel, slowest)[1]
     return {
-        "timed_seconds": {name: round(pair[1], 3) for name, pair in seconds.items()},
-        "expected_hours": round((golden + trial) / 3600, 3),
+        "timed_seconds": {name: round(trial, 3) for name, (_, trial) in seconds.items()},
+        "expected_hours": round(total / 3600, 3),
     }
+
+
+def _most_trials(campaign: Campaign, cell: Cell) -> int:
+    """How many trials a cell may take; of a census, the bits of a checkpoint that has been made for the timing."""
+    spec = campaign.spec
+    if spec.margin is not None:
+        from flipper.campaigns.stopping import plan_for
+
+        return plan_for(spec).maximum
+    if not spec.census:
+        return cell.trials
+    from flipper.campaigns.census import bits_of
+
+    start = start_of(spec, _two(spec, campaign.cells)[0], 0)
+    golden, _ = run_golden(campaign, start)
+    return bits_of(runner_of(spec).clean_of(campaign, start, golden), cell.model)
 
 
 def _two(spec: Spec, cells: tuple[Cell, ...]) -> list[Cell]:
@@ -101,15 +112,8 @@ def _two(spec: Spec, cells: tuple[Cell, ...]) -> list[Cell]:
 
 def _timed(campaign: Campaign, cell: Cell) -> tuple[float, float]:
     """Seconds of a golden run with its control, and of a trial."""
-    runner = runner_of(campaign.spec)
     began = time.monotonic()
-    runner.run_golden(campaign, start_of(campaign.spec, cell, 0))
+    run_golden(campaign, start_of(campaign.spec, cell, 0))
     middle = time.monotonic()
-    runner.run_trial(campaign, cell, 0)
+    run_trial(campaign, cell, 0)
     return middle - began, time.monotonic() - middle
-
-
-def _of(seconds: Mapping[str, tuple[float, float]], parallel: str) -> tuple[float, float]:
-    return seconds.get(parallel, max(seconds.values()))
-
-

@@ -10,7 +10,6 @@ from typing import Any, Final
 from flipper.campaigns.cells import Cell
 from flipper.campaigns.contrast import contrast_of, pair_up, primary
 from flipper.campaigns.outcomes import OUTCOMES, calibrates
-from flipper.campaigns.record import COMPLETED
 from flipper.campaigns.results import Results, Trial
 from flipper.statistics.exposure import harm_rate
 from flipper.statistics.intervals import Interval, clopper_pearson, wilson, zero_events_limit
@@ -300,7 +299,7 @@ def savings(results: Results) -> dict[str, Any]:
     """What equal plans and runs whose future was known saved, and what the audit of them found."""
     trials = [trial.run for trial in results.trials]
     reused = [run for run in trials if run.reused is not None]
-    early = Counter(r.ended for r in trials if r.ended != COMPLETED and r.error is None and r.reused is None)
+    early = Counter(r.ended for r in trials if r.ended_early and r.reused is None)
     last = {key: golden.last_step for key, golden in results.goldens.items()}
     whole = sum(last[_golden_key(trial)] - trial.run.first_step for trial in results.trials)
     run = sum(r.last_step - r.first_step for r in trials if r.reused is None)

@@ -66,7 +66,7 @@ class Pool(Executor):
                 while self._queue:
                     self._queue.popleft().future.cancel()
             while wait and (self._queue or self._threads):
-                self._changed.wait()
+                self._changed.wait(0.5)  # a signal may be seen only when the wait is over
 
     def call_off(self, seconds: float = 10.0) -> bool:
         """Drop the jobs that wait and end the ranks of those that run, whose futures get a CancelledError.

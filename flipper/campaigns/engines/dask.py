@@ -49,7 +49,7 @@ def _connect(scheduler: str) -> Client:
         from distributed.comm.addressing import resolve_address
     except ModuleNotFoundError as error:
         raise UsageError(f"--engine dask needs {error.name}; pip install 'flipper-ckpt[dask]'") from error
-    for name in ("distributed", "distributed.client", "distributed.core"):
+    for name in ("distributed", "distributed.client", "distributed.core", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told in one line by the campaign
     try:
         resolve_address(scheduler)  # a client that fails at this would show a traceback at exit

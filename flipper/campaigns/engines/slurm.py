@@ -134,7 +134,7 @@ class JobExecutor(Executor):
                     _cancel(call.job)
                 self._calls.clear()
             while wait and self._calls:
-                self._changed.wait()
+                self._changed.wait(0.5)  # a signal may be seen only when the wait is over
 
     def _submit(self, call: _Call) -> Future[Any]:
         future: Future[Any] = Future()
