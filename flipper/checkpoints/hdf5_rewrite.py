@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,14 @@ from flipper.bits.layout import Bits
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.hdf5_boxed import BoxReader, by_chunk, numbers_in, split
 from flipper.checkpoints.hdf5_chunks import shifts
+from flipper.checkpoints.hdf5_headers import checksum, messages
 from flipper.checkpoints.hdf5_pipeline import Pipeline, Stored, pipeline, put_chunk
 from flipper.checkpoints.source import Source
 from flipper.checkpoints.tensor import Tensor
+from flipper.errors import CheckpointError
+
+LAYOUT = 0x08
+"""Kind of the message in an object header that holds the elements of a compact dataset (section IV.A.2.i there)."""
 
 Put = Callable[[int, bytes], object]
 """Writes bytes at a place of the file; HDF5 keeps no chunk in memory when its chunk cache is off."""
@@ -69,7 +75,30 @@ class _Box:
                 new = self.scratch.encoding(whole, old)
                 self._put(self.scratch.with_checksum_of(old, new) if self.file.stale else new, old, start)
                 return
+        elif self._put_in_header(before, region):
+            return
         self._let_hdf5(region)
+
+    def _put_in_header(self, before: Bytes, region: Bytes) -> bool:
+        """Patch the elements of a compact dataset: HDF5 would write the time of day beside them."""
+        from h5py import h5o
+
+        if self.reader.chunked:
+            return False
+        file, old = self.file, before.tobytes()
+        try:
+            for message in messages(file.source, file.userblock, h5o.get_info(self.reader.dataset).addr):
+                at = 12 + 4 * message.data[1] if message.data[:1] in (b"\1", b"\2") else 4
+                if message.kind != LAYOUT or message.data[at : at + len(old)] != old:
+                    continue
+                file.put(message.start + at, region.tobytes())
+                if message.summed is not None:
+                    begin, end = message.summed
+                    file.put(end, checksum(file.source.read(begin, end - begin)).to_bytes(4, "little"))
+                return True
+        except (CheckpointError, struct.error):
+            pass
+        return False
 
     def _put(self, new: Stored, old: Stored, start: int | None) -> None:
         if start is not None and new.skipped == old.skipped and len(new.data) == len(old.data):
