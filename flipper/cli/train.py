@@ -16,6 +16,7 @@ from flipper.cli.output import emit, emit_rows, say
 from flipper.errors import UsageError
 
 if TYPE_CHECKING:
+    from flipper.failstop.spec import FailstopSpec
     from flipper.training.spec import Event, TrainSpec
 
 Listener = Callable[["Event"], None]
@@ -48,6 +49,12 @@ DIFFERS: Final = 3
 @click.option("--probe-every", type=click.IntRange(1), metavar="N", help="Compare the replicas every N steps.")
 @click.option("--detect", multiple=True, metavar="NAME", help="Also nonfinite-state, replicas or replay.")
 @click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
+@click.option("--kill", "kills", multiple=True, metavar="WHO@WHEN", help="As rank:1@step:20[:bucket:2].")
+@click.option("--recovery", type=click.Choice(["restart", "rollback", "lossy"]), help="What is done when a rank dies.")
+@click.option("--min-ranks", type=click.IntRange(1), metavar="N", help="Fewer survivors end the run.  [default: 1]")
+@click.option("--world-batch", type=click.Choice(["fixed", "per-rank"]), help="Of the survivors.  [default: fixed]")
+@click.option("--world-rate", type=click.Choice(["keep", "linear"]), help="The learning rate then.  [default: keep]")
+@click.option("--lost-share", type=click.Choice(["drop", "zero"]), help="In a lossy mean.  [default: drop]")
 @click.option("--control", is_flag=True, help="Stop midway, resume, compare with an uninterrupted run.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the built-in recipes.")
 @output_options
@@ -60,6 +67,12 @@ def command(
     quiet: bool,
     verbose: bool,
     traceback: bool,
+    kills: tuple[str, ...],
+    recovery: str | None,
+    min_ranks: int | None,
+    world_batch: str | None,
+    world_rate: str | None,
+    lost_share: str | None,
     **options: Any,
 ) -> None:
     """Train RECIPE on this machine, under one parallel layout, and print one record at the end.
@@ -79,8 +92,16 @@ def command(
         raise UsageError(f"name a RECIPE: {', '.join(BUILT_IN)} (flipper train --list describes them)")
     first = not outer_rank()  # of torchrun's ranks, number 0 speaks
     spec = _spec(recipe, quiet or not first, **options)
+    deaths = {
+        "recovery": recovery,
+        "min_ranks": min_ranks,
+        "world_batch": world_batch,
+        "world_rate": world_rate,
+        "lost_share": lost_share,
+    }
+    job = _failstop(spec, control, kills, {name: value for name, value in deaths.items() if value is not None})
     with _listeners(metrics if first else None, quiet or not first) as hear:
-        record, exact = _run(spec, control, hear, verbose)
+        record, exact = _run(spec, job, control, hear, verbose)
     if first:
         emit(record, style)
     if not exact:
@@ -117,8 +138,30 @@ def _spec(
     return spec
 
 
-def _run(spec: TrainSpec, check: bool, hear: Listener, verbose: bool) -> tuple[dict[str, object], bool]:
+def _failstop(
+    spec: TrainSpec, check: bool, kills: tuple[str, ...], options: dict[str, Any]
+) -> FailstopSpec | None:
+    """The run with what is done when ranks die; None where that wasn't asked for."""
+    if not kills and not options:
+        return None
+    from flipper.failstop.kills import Kill
+    from flipper.failstop.spec import FailstopSpec
+
+    if "recovery" not in options:
+        raise UsageError("say by --recovery what is done when a rank dies: restart, rollback or lossy")
+    if check:
+        raise UsageError("--control compares runs in which nobody dies; leave --kill and --recovery out")
+    return FailstopSpec(spec, tuple(map(Kill.parse, kills)), **options)
+
+
+def _run(
+    spec: TrainSpec, job: FailstopSpec | None, check: bool, hear: Listener, verbose: bool
+) -> tuple[dict[str, object], bool]:
     """The record of the run or of its control, and whether the control held."""
+    if job is not None:
+        from flipper.failstop.run import train_through
+
+        return train_through(job, hear, verbose=verbose).record(), True
     if check:
         from flipper.training.control import control
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -62,11 +63,23 @@ def run_ranks(
 ) -> None:
     """Call `body(place, emit)` on `world` fresh processes and hand what they emit to `on_event`.
 
-    body: importable by name, with picklable contents (functools.partial of a module's function).
-    timeout: seconds that a rank may wait for another, or all may be silent. limit: seconds for the whole run.
-    verbose: let the ranks write to stderr; else what libraries print there is kept for the case that one dies.
+    limit: seconds for the whole run. Others, and what body may be: see `started`.
     Raises the first rank's FlipperError, or TrainingError for any other end, EndedError for one by somebody's signal;
     CancelledError when it is called off. No rank is left behind.
+    """
+    with started(body, world, device=device, timeout=timeout, verbose=verbose) as ranks:
+        ranks.follow(on_event, timeout + GRACE_SECONDS, limit)
+
+
+@contextmanager
+def started(
+    body: Body, world: int, *, device: str = "cpu", timeout: float = 300.0, verbose: bool = False
+) -> Iterator[Ranks]:
+    """Fresh processes that call `body(place, emit)`, one a rank; they are ended when the context is left.
+
+    body: importable by name, with picklable contents (functools.partial of a module's function).
+    timeout: seconds that a rank may wait for another, or all may be silent.
+    verbose: let the ranks write to stderr; else what libraries print there is kept for the case that one dies.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flipper.training.preload"])
@@ -88,7 +101,7 @@ def run_ranks(
                 process.start()
                 processes.append(process)
                 theirs.close()
-        _Ranks(processes, connections, folder).follow(on_event, timeout + GRACE_SECONDS, limit)
+        yield Ranks(processes, connections, folder)
         for done in processes:
             done.join(GRACE_SECONDS)
     finally:
@@ -213,7 +226,7 @@ def _log(folder: str, rank: int) -> str:
 
 
 @dataclass
-class _Ranks:
+class Ranks:
     """The ranks of one run, as the launching process sees them."""
 
     processes: list[BaseProcess]
@@ -255,7 +268,7 @@ class _Ranks:
                     failures[rank] = message
                     grace = grace or time.monotonic() + GRACE_SECONDS
         if failures:
-            raise self._cause(failures)
+            raise self.cause(failures)
 
     def _late(self, limit: float | None, silence: float) -> HangError:
         if limit is not None:
@@ -266,16 +279,22 @@ class _Ranks:
 
     def _stopped(self) -> int | None:
         """The first rank that a signal (SIGSTOP) or a debugger has stopped."""
-        for rank, process in enumerate(self.processes):
-            try:
-                with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
-                    if file.read().rpartition(")")[2].split()[0] in ("T", "t"):
-                        return rank
-            except OSError:  # it has ended, or this is no Linux
-                continue
-        return None
+        return next((rank for rank in range(len(self.processes)) if self.is_stopped(rank)), None)
 
-    def _cause(self, failures: dict[int, Failure | None]) -> FlipperError:
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a signal (SIGSTOP) or a debugger has stopped a rank; False where that can't be seen."""
+        try:
+            with open(f"/proc/{self.processes[rank].pid}/stat", encoding="utf-8") as file:
+                return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        except OSError:  # it has ended, or this is no Linux
+            return False
+
+    @property
+    def place(self) -> Path:
+        """The folder of the ranks' rendezvous."""
+        return Path(self.folder)
+
+    def cause(self, failures: dict[int, Failure | None]) -> FlipperError:
         """The root cause: a rank that died without a word, one that is stopped, else the earliest error."""
         count = len(self.processes)
         for rank, failure in failures.items():

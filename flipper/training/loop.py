@@ -42,10 +42,8 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
         shared = [spec.seed]
         dist.broadcast_object_list(shared, src=0)
         spec = replace(spec, seed=shared[0])
-    run = _begin(spec, place, emit)
-    run.refuse_unsavable()
-    machine = fingerprint(run.layout.grid.device.type)
-    run.emit("start", step=run.progress.step, steps=run.total, seed=run.progress.seed, fingerprint=machine)
+    run = begin(spec, place, emit)
+    run.announce()
     if run.progress.step == run.total:
         run.look_and_save()
     while run.progress.step < run.total and run.stopped is None:
@@ -54,8 +52,11 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
     run.end(began)
 
 
-def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
-    """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state."""
+def begin(spec: TrainSpec, place: Place, emit: Emit, set_up: parallel.SetUp = parallel.set_up) -> Run:
+    """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state.
+
+    set_up: makes the layout.
+    """
     seeds.seed_recipe()
     recipe = recipes.get(spec.recipe)
     data = data_of(recipe, spec.data_dir)
@@ -76,7 +77,7 @@ def _begin(spec: TrainSpec, place: Place, emit: Emit) -> Run:
             f"(--steps and --epochs count from the beginning of training; an epoch has {batches})"
         )
     sample = data.train_features[: recipe.batch_size]
-    layout = parallel.set_up(spec.parallel, recipe, place, sample, spec.allreduce == "native")
+    layout = set_up(spec.parallel, recipe, place, sample, spec.allreduce == "native")
     _refuse_nondeterminism(recipe)
     layout.load(state)
     if spec.seed not in (None, progress.seed):  # a resumed run with other data order and dropout
@@ -124,6 +125,12 @@ class Run:
         """Tell the launching process, if this is rank 0."""
         if self.place.rank == 0:
             self.send({"event": event, **values})
+
+    def announce(self) -> None:
+        """Say that the run starts, unless it can't save what it is to save."""
+        self.refuse_unsavable()
+        machine = fingerprint(self.layout.grid.device.type)
+        self.emit("start", step=self.progress.step, steps=self.total, seed=self.progress.seed, fingerprint=machine)
 
     def train_step(self) -> None:
         """One batch: its samples are a function of seed, epoch and position alone."""

@@ -110,7 +110,7 @@ def train(
             )
         run_here(body, place, follow)
         return result
-    with _nothing_unfinished(spec.save):
+    with nothing_unfinished(spec.save):
         run_ranks(
             body, spec.parallel.ranks, follow, device=spec.device, timeout=spec.timeout, limit=limit, verbose=verbose
         )
@@ -118,7 +118,7 @@ def train(
 
 
 @contextmanager
-def _nothing_unfinished(folder: Path | None) -> Iterator[None]:
+def nothing_unfinished(folder: Path | None) -> Iterator[None]:
     """When the run fails, remove what its ranks, which are killed then, were writing to the --save folder."""
     before = set() if folder is None else unfinished(folder)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +19,10 @@ from flipper.training.recipes.parts import model_of
 from flipper.training.recipes.recipe import Recipe
 from flipper.training.ties import check_kept, ties_of
 
-__all__ = ["Layout", "StepResult", "set_up"]
+__all__ = ["Layout", "SetUp", "StepResult", "device_of", "set_up"]
+
+SetUp = Callable[[Parallel, Recipe, Place, Tensor, bool], Layout]
+"""What makes a rank's part of a layout; see set_up."""
 
 _WRAPS = {"ddp": ddp.wrap, "hooks": hooks.wrap, "fsdp": fsdp.wrap}
 
@@ -30,7 +35,7 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
     """
     if parallel.data_size > recipe.batch_size:
         raise UsageError(f"{parallel}: {recipe.name} has only {recipe.batch_size} samples a batch")
-    grid = Grid.of(parallel, place, _device_of(place))
+    grid = Grid.of(parallel, place, device_of(place))
 
     def wrap(module: nn.Module) -> nn.Module:
         return _WRAPS[parallel.data](module, grid, native) if parallel.data else module
@@ -49,7 +54,7 @@ def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, nat
     return Layout(grid, recipe, engine, ties)
 
 
-def _device_of(place: Place) -> torch.device:
+def device_of(place: Place) -> torch.device:
     """The rank's own GPU, or the CPU; `auto` takes GPUs only if there is one for each rank of this host."""
     count = torch.cuda.device_count() if place.device != "cpu" else 0
     if count >= place.local_world:

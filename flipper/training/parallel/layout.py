@@ -45,13 +45,17 @@ class Layout:
 
     def __init__(self, grid: Grid, recipe: Recipe, engine: Engine, ties: Mapping[str, str]) -> None:
         """ties: of the whole model; see ties.ties_of."""
-        self.grid = grid
         self._ties = ties
         self.module = engine.module
         self.optimizer = optimizer_of(recipe, self.module.parameters())
         self.schedule = Schedule.of(recipe, self.optimizer)
         self._engine = engine
         self._saved = set(self.module.state_dict())
+        self.regroup(grid)
+
+    def regroup(self, grid: Grid) -> None:
+        """Be in this grid from now on."""
+        self.grid = grid
         # The gradients that this rank counts in the norm; where they lie doesn't change from step to step.
         self._counted = [each for each in self.module.parameters() if shard_of(each, grid).speaks_for(grid)]
 

@@ -1,0 +1,1 @@
+"""Fail-stop: ranks that die in the midst of training, and how the others go on."""

@@ -1,0 +1,81 @@
+"""What every rank of a run whose ranks may die does: train, and recover whenever contact is lost."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from flipper.errors import TrainingError
+from flipper.failstop.buckets import LostContact, contact
+from flipper.failstop.overlapped import Overlapped
+from flipper.failstop.spec import FailstopSpec
+from flipper.failstop.survivor import Survivor
+from flipper.training import loop
+from flipper.training.layouts import Parallel
+from flipper.training.parallel import device_of
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.whole import Whole
+from flipper.training.ranks import Place
+from flipper.training.recipes.parts import model_of
+from flipper.training.recipes.recipe import Recipe
+from flipper.training.ties import ties_of
+
+
+def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:
+    """One rank's part of the run. send: events and messages, to the launching process."""
+    began = time.monotonic()
+    survivor = Survivor(place, send, job.kills)
+    run = loop.begin(job.train, place, send, functools.partial(_set_up, job, survivor))
+    layout = run.layout
+    assert isinstance(layout, Overlapped)
+    layout.completed = run.progress.step
+    run.announce()
+    if run.progress.step == run.total:
+        _together(run, layout, "look", run.look_and_save)
+    while run.progress.step < run.total:
+        run.train_step()
+        run.place = survivor.place
+        _together(run, layout, "look", run.look_and_save)
+    _together(run, layout, "end", lambda: run.end(began))
+
+
+def _set_up(
+    job: FailstopSpec,
+    survivor: Survivor,
+    parallel: Parallel,
+    recipe: Recipe,
+    place: Place,
+    sample: Tensor,
+    native: bool,
+) -> Overlapped:
+    """As parallel.set_up."""
+    grid = Grid.of(parallel, place, device_of(place))
+    model = model_of(recipe)
+    engine = Whole(recipe, model.to(grid.device), lambda module: module)
+    return Overlapped(grid, recipe, engine, ties_of(model), survivor, job)
+
+
+def _together(run: loop.Run, layout: Overlapped, phase: str, work: Callable[[], None]) -> None:
+    """Do what is done between steps, again if a rank is lost meanwhile; nobody goes on before all have done it."""
+    while True:
+        layout.phase = phase
+        try:
+            with contact():
+                work()
+            layout.phase = {"look": "looked", "end": "ended"}[phase]
+            with contact():
+                dist.barrier()
+            return
+        except LostContact as error:
+            said = str(error)
+        action = layout.recover(said).actions[layout.grid.rank]
+        run.place = layout.survivor.place
+        if action == "on":
+            return
+        if action != "again":
+            raise TrainingError(f"told to {action!r} after a step")

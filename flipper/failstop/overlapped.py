@@ -1,0 +1,182 @@
+"""Overlapped: data-parallel steps by the bucketed reducer, and how survivors go on where a lost rank broke one off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flipper.errors import UsageError
+from flipper.failstop.buckets import LostContact, Reducer, contact
+from flipper.failstop.messages import Lost, Plan
+from flipper.failstop.snapshot import Snapshot
+from flipper.failstop.spec import FailstopSpec
+from flipper.failstop.survivor import Survivor
+from flipper.training.layouts import Parallel
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.layout import Layout, StepResult
+from flipper.training.parallel.shards import Shard
+from flipper.training.parallel.whole import Whole
+from flipper.training.recipes.recipe import Recipe
+
+
+class Overlapped(Layout):
+    """One replica, whose group may shrink.
+
+    completed: steps of the run that are finished; set it before the first one. phase: see messages.Lost.
+    """
+
+    def __init__(
+        self, grid: Grid, recipe: Recipe, engine: Whole, ties: Mapping[str, str], survivor: Survivor, job: FailstopSpec
+    ) -> None:
+        super().__init__(grid, recipe, engine, ties)
+        self.survivor = survivor
+        self.completed = 0
+        self.phase = "meet"
+        self.result: StepResult | None = None
+        self._job = job
+        self._reducer = Reducer(self.module, self.optimizer, self._meet_before)
+        self._snapshot = Snapshot(self.module, self.optimizer, whole=job.recovery == "rollback")
+        self._sizes: list[int] = []
+        self._loss = torch.zeros(())
+        self._check_kills()
+
+    def _check_kills(self) -> None:
+        count = len(self._reducer.buckets)
+        for kill in self.survivor.kills:
+            if kill.bucket is not None and kill.bucket >= count:
+                raise UsageError(f"--kill {kill}: the model has {count} buckets, 0 to {count - 1}")
+
+    def step(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        batch: Tensor,
+        on_gradients: Callable[[dict[str, Shard]], None] | None = None,
+    ) -> StepResult:
+        """As Layout.step, whoever dies meanwhile."""
+        assert on_gradients is None
+        self.phase = "meet"
+        self._snapshot.take()
+        result = None
+        attempt: Callable[[], StepResult] = lambda: self._whole_step(features, targets, batch)  # noqa: E731
+        while result is None:
+            try:
+                result = attempt()
+            except LostContact as error:
+                said = str(error)
+            else:
+                break
+            plan = self.recover(said)
+            action = plan.actions[self.grid.rank]
+            if action == "redo":
+                self._snapshot.restore()
+                self.phase = "meet"
+            elif action == "finish":
+                attempt = self._finishing(plan)
+            elif action == "done":
+                assert plan.result is not None
+                result = StepResult(*plan.result)
+        if self.schedule is not None:
+            # Torch warns when its own optimizer hasn't stepped; those of the buckets have.
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]
+            self.schedule.step()
+        self.completed += 1
+        self.result, self.phase = result, "look"
+        return result
+
+    def recover(self, said: str) -> Plan:
+        """After a loss: go into the survivors' group. said: what was seen of it."""
+        self._reducer.group = None
+        del self.grid
+        plan = self.survivor.recover(lambda generation: self._report(generation, said))
+        place = self.survivor.place
+        self.regroup(Grid.of(Parallel("ddp", place.world), place, self._device))
+        self._reducer.group = self.grid.replicas
+        return plan
+
+    def _report(self, generation: int, said: str) -> Lost:
+        result = None if self.result is None else (self.result.loss, self.result.grad_norm, self.result.lr)
+        done = frozenset(self._reducer.done) if self.phase in ("reduce", "measure") else frozenset()
+        return Lost(generation, self.completed, self.phase, done, result, said, time.monotonic())
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def _whole_step(self, features: Tensor, targets: Tensor, batch: Tensor) -> StepResult:
+        reducer = self._reducer
+        reducer.group = self.grid.replicas
+        with contact():
+            dist.barrier()
+            self.survivor.meet_and_die(self.completed + 1)
+        self.optimizer.zero_grad()
+        self._sync_buffers()
+        mine, self._sizes = self._share_of(batch)
+        total = sum(self._sizes)
+        reducer.rate = total / len(batch) if self._job.world_rate == "linear" else 1.0
+        reducer.begin()
+        try:
+            loss = self._engine.backward(
+                features[mine].to(self.grid.device), targets[mine].to(self.grid.device), len(mine) / total
+            )
+        except Exception:
+            with suppress(LostContact):
+                reducer.finish()
+            raise
+        self.phase = "reduce"  # all gradients are there: whoever is lost from now on, they can be averaged
+        if not reducer.finish():
+            raise UsageError("some parameters got no gradient, and ddp:N refuses that: leave them out of the model")
+        assert loss is not None
+        self._loss = loss
+        return self._measure(1.0)
+
+    def _finishing(self, plan: Plan) -> Callable[[], StepResult]:
+        """The rest of a step whose gradients each survivor has computed already."""
+
+        def finish() -> StepResult:
+            sizes = dict(zip(self._origins, self._sizes, strict=True))
+            total, left = sum(self._sizes), sum(sizes[origin] for origin in plan.ranks)
+            scale = total / left if self._job.lost_share == "drop" else 1.0
+            self.phase = "reduce"
+            for number in range(len(self._reducer.buckets)):
+                self._meet_before(number)
+                if number in plan.donors:
+                    self._reducer.share(number, plan.donors[number], number in self._reducer.done)
+                else:
+                    self._reducer.average(number, scale)
+            return self._measure(scale)
+
+        return finish
+
+    def _measure(self, scale: float) -> StepResult:
+        self.phase = "measure"
+        with contact():
+            result = self._measured(self._loss * scale if scale != 1 else self._loss)
+        rate = self._reducer.rate
+        return result if rate == 1 else replace(result, lr=result.lr * rate)
+
+    def _share_of(self, batch: Tensor) -> tuple[Tensor, list[int]]:
+        """This rank's samples, and how many each rank of the group has."""
+        self._origins = self.survivor.ranks
+        if self._job.world_batch == "fixed":
+            shares = batch.tensor_split(self.grid.world)
+        else:
+            all_shares = batch.tensor_split(self._job.train.parallel.ranks)
+            shares = tuple(all_shares[origin] for origin in self._origins)
+        return shares[self.grid.rank], [len(each) for each in shares]
+
+    def _sync_buffers(self) -> None:
+        """Give every replica the first one's, as DistributedDataParallel does before each forward pass."""
+        with contact():
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, 0)
+
+    def _meet_before(self, bucket: int) -> None:
+        with contact():
+            self.survivor.meet_and_die(self.completed + 1, bucket)

@@ -1,0 +1,66 @@
+"""Snapshots in memory: the state before a step, to which a rank can go back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Snapshot:
+    """What a step changes on this rank.
+
+    whole: parameters and the optimizer's state, too; else only buffers and the random generator, which a forward pass
+    changes.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, whole: bool) -> None:
+        self._module, self._optimizer, self._whole = module, optimizer, whole
+        self._live: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._fresh: list[nn.Parameter] = []
+        self._generators: list[Tensor] = []
+
+    def take(self) -> None:
+        """Keep the state as it is now."""
+        live = list(self._tensors())
+        if len(live) != len(self._live) or any(a is not b for a, b in zip(live, self._live, strict=True)):
+            self._live, self._kept = live, [torch.empty_like(each) for each in live]
+        self._fresh = [each for each in self._module.parameters() if each not in self._optimizer.state]
+        _copy(self._live, self._kept)
+        self._generators = [torch.get_rng_state()]
+        if self._on_gpu:
+            self._generators.append(torch.cuda.get_rng_state())
+
+    def restore(self) -> None:
+        """Bring that state back, in the live tensors themselves."""
+        _copy(self._kept, self._live)
+        if self._whole:
+            for parameter in self._fresh:  # the step has made a state for it
+                self._optimizer.state.pop(parameter, None)
+        torch.set_rng_state(self._generators[0])
+        if self._on_gpu:
+            torch.cuda.set_rng_state(self._generators[1])
+
+    @property
+    def _on_gpu(self) -> bool:
+        return any(each.is_cuda for each in self._live[:1])
+
+    def _tensors(self) -> Iterable[Tensor]:
+        yield from (each for each in self._module.buffers())
+        if self._whole:
+            for parameter in self._module.parameters():
+                yield parameter
+                yield from (each for each in self._optimizer.state.get(parameter, {}).values() if _is_tensor(each))
+
+
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    if source:
+        with torch.no_grad():
+            torch._foreach_copy_(target, source)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)

@@ -1,0 +1,60 @@
+"""What a run whose ranks die is asked to do; plain values that can be sent to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flipper.errors import UsageError
+from flipper.failstop.kills import Kill, check
+from flipper.training.spec import TrainSpec
+
+RECOVERIES: Final = ("restart", "rollback", "lossy")
+WORLD_BATCHES: Final = ("fixed", "per-rank")
+WORLD_RATES: Final = ("keep", "linear")
+LOST_SHARES: Final = ("drop", "zero")
+
+
+@dataclass(frozen=True)
+class FailstopSpec:
+    """A training run, the deaths in it, and what is done then.
+
+    recovery: "restart" ends all ranks and goes on from the last checkpoint with as many as before; "rollback" has the
+    survivors take back the step under way and make it again among themselves; "lossy" has them keep what was averaged
+    and applied, and finish the rest among themselves.
+    min_ranks: with fewer survivors the run fails.
+    world_batch: of the survivors' steps: "fixed" shares the whole batch among them, "per-rank" leaves each its own
+    number of samples, so that the batch is smaller. world_rate: "keep" the learning rate, or "linear": scale it by the
+    samples of the smaller batch. lost_share: what becomes of the dead rank's part in a mean that the others finish:
+    "drop", the mean over the others' samples, or "zero", a gradient of nothing.
+    """
+
+    train: TrainSpec
+    kills: tuple[Kill, ...] = ()
+    recovery: str = "restart"
+    min_ranks: int = 1
+    world_batch: str = "fixed"
+    world_rate: str = "keep"
+    lost_share: str = "drop"
+
+    def __post_init__(self) -> None:
+        train = self.train
+        for option, value, allowed in (
+            ("--recovery", self.recovery, RECOVERIES),
+            ("--world-batch", self.world_batch, WORLD_BATCHES),
+            ("--world-rate", self.world_rate, WORLD_RATES),
+            ("--lost-share", self.lost_share, LOST_SHARES),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}")
+        if train.parallel.data != "ddp" or train.parallel.model is not None or train.parallel.ranks < 2:
+            raise UsageError(f"--recovery works under ddp:N with 2 ranks or more, not under {train.parallel}")
+        if train.allreduce != "ordered":
+            raise UsageError("--recovery sums gradients in rank order; leave --allreduce native out")
+        if train.inject is not None and train.inject.target != "state":
+            raise UsageError("under --recovery only state can be struck, not gradients")
+        check(self.kills, train.parallel.ranks)
+        if not 1 <= self.min_ranks <= train.parallel.ranks:
+            raise UsageError(f"--min-ranks {self.min_ranks}: the layout has {train.parallel.ranks} ranks")
+        if self.recovery == "restart" and (train.save is None or not train.save_every):
+            raise UsageError("--recovery restart needs checkpoints to restart from: give --save DIR and --save-every N")
