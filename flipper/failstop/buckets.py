@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from flipper.training.parallel.reduction import ordered_sum
 
-PARTS: Final = 4
-"""Buckets that a small model is cut into."""
+PARTS: Final = 3
+"""Buckets that a small model is cut into, about."""
 MOST_BYTES: Final = 25 << 20
 """Of a bucket, as DistributedDataParallel has them."""
 
@@ -47,13 +47,18 @@ def contact() -> Iterator[None]:
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters in buckets: last ones first, as their gradients come; whole tensors, of one dtype and device."""
+    """The parameters in buckets: last ones first, as their gradients come; whole tensors, of one dtype and device.
+
+    A bucket takes no more than a third of the model or 25 MB, but for a tensor that is larger by itself, and for one
+    that follows next to nothing (a bias before its weight).
+    """
     trained = [each for each in parameters if each.requires_grad][::-1]
     most = min(MOST_BYTES, -(-sum(each.nbytes for each in trained) // PARTS))
     buckets: list[list[nn.Parameter]] = []
     for parameter in trained:
         last = buckets[-1] if buckets else []
-        fits = sum(each.nbytes for each in last) < most
+        held = sum(each.nbytes for each in last)
+        fits = held + parameter.nbytes <= most or held < most / 8
         alike = all((each.dtype, each.device) == (parameter.dtype, parameter.device) for each in last)
         if last and fits and alike:
             last.append(parameter)

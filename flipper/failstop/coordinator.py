@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from flipper.errors import HangError, TrainingError
-from flipper.failstop.messages import Dying, Joined, Lost, Plan, Ready, allow
+from flipper.failstop.messages import BETWEEN, MET, Dying, Joined, Lost, Plan, Ready, allow
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import GRACE_SECONDS, Ranks
 from flipper.training.ranks import Failure
@@ -177,7 +177,7 @@ def plan_of(generation: int, recovery: str, reports: Mapping[int, Lost]) -> Plan
 
     All meet before a step and after what is done between steps, so that they are apart by one such part at most:
     - some had all buckets of a step but not yet its loss, while others had that, too: it is done, with their result;
-    - some were evaluating, saving or ending: all do that again, but for those that had met after it;
+    - some were doing a thing between steps: all do it again, but for those that had met after an earlier one;
     - some had not met for the step under way, so that no bucket of it is averaged: all do the step anew;
     - else all are in the midst of a step, and the recovery says what becomes of it.
     """
@@ -185,25 +185,30 @@ def plan_of(generation: int, recovery: str, reports: Mapping[int, Lost]) -> Plan
     completed = max(report.completed for report in reports.values())
     behind = {rank for rank in ranks if reports[rank].completed < completed}
     phases = {rank: reports[rank].phase for rank in ranks if rank not in behind}
-    between = bool(behind) or "look" in phases.values()
-    meeting = bool(behind) or any(phase not in ("reduce", "measure") for phase in phases.values())
+    inside = [phase for phase in phases.values() if phase not in _PLACES]
+    latest = max((_PLACES[phase] for phase in phases.values() if phase in _PLACES), default=(0, True))
+    working = bool(behind) or any(_PLACES.get(phase) == (latest[0], False) for phase in phases.values())
+    midst = not behind and len(inside) == len(phases) and "meet" not in inside
 
     def action(rank: int) -> str:
         if rank in behind:
             return "done"
-        phase = phases[rank]
-        if phase in ("look", "end"):
-            return "again"
-        if phase in ("looked", "ended"):
-            return "again" if between or (phase == "ended" and "end" in phases.values()) else "on"
-        return "finish" if recovery == "lossy" and not meeting else "redo"
+        if phases[rank] in _PLACES:
+            return "again" if working and not inside and _PLACES[phases[rank]][0] == latest[0] else "on"
+        return "finish" if recovery == "lossy" and midst else "redo"
 
     donors: dict[int, int] = {}
-    if not meeting:
+    if midst:
         for number, rank in reversed(list(enumerate(ranks))):
             donors.update(dict.fromkeys(reports[rank].done, number))
     result = next((reports[rank].result for rank in ranks if rank not in behind), None)
     return Plan(generation, ranks, tuple(map(action, ranks)), donors, result)
+
+
+_PLACES: Final = {
+    phase: (number, met) for number, work in enumerate(BETWEEN) for phase, met in ((work, False), (MET[work], True))
+}
+"""Phase between steps -> its place in their order, and whether it is the meeting after."""
 
 
 def _received(connection: Connection) -> object:

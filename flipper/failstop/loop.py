@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flipper.errors import TrainingError
 from flipper.failstop.buckets import LostContact, contact
+from flipper.failstop.messages import MET
 from flipper.failstop.overlapped import Overlapped
 from flipper.failstop.spec import FailstopSpec
 from flipper.failstop.survivor import Survivor
@@ -36,12 +37,16 @@ def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> 
     layout.completed = run.progress.step
     run.announce()
     if run.progress.step == run.total:
-        _together(run, layout, "look", run.look_and_save)
-    while run.progress.step < run.total:
+        _together(layout, "look", run.look_and_save)
+    while run.progress.step < run.total and run.stopped is None:
         run.train_step()
-        run.place = survivor.place
-        _together(run, layout, "look", run.look_and_save)
-    _together(run, layout, "end", lambda: run.end(began))
+        if run.notices:
+            _together(layout, "notice", run.notice)
+        else:
+            run.notice()
+        if run.looks:
+            _together(layout, "look", run.look_and_save)
+    _together(layout, "end", lambda: run.end(began))
 
 
 def _set_up(
@@ -60,21 +65,20 @@ def _set_up(
     return Overlapped(grid, recipe, engine, ties_of(model), survivor, job)
 
 
-def _together(run: loop.Run, layout: Overlapped, phase: str, work: Callable[[], None]) -> None:
+def _together(layout: Overlapped, phase: str, work: Callable[[], None]) -> None:
     """Do what is done between steps, again if a rank is lost meanwhile; nobody goes on before all have done it."""
     while True:
         layout.phase = phase
         try:
             with contact():
                 work()
-            layout.phase = {"look": "looked", "end": "ended"}[phase]
+            layout.phase = MET[phase]
             with contact():
                 dist.barrier()
             return
         except LostContact as error:
             said = str(error)
         action = layout.recover(said).actions[layout.grid.rank]
-        run.place = layout.survivor.place
         if action == "on":
             return
         if action != "again":

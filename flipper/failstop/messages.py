@@ -11,9 +11,14 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flipper.errors import TrainingError
+
+BETWEEN: Final = ("notice", "look", "end")
+"""What is done between steps, in this order: detect and compare; evaluate and save; end the run."""
+MET: Final = {"notice": "noticed", "look": "looked", "end": "ended"}
+"""What is done -> the meeting after it, before which nobody goes on."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,9 @@ class Dying:
 class Lost:
     """A rank has lost contact.
 
-    generation: of the process group that broke. completed: steps that this rank has finished. phase: where it was:
-    "look" (evaluating or saving), "looked" (meeting after that), "end", "ended" likewise at the run's end; inside the
-    step after `completed`: "meet", "reduce", "measure". done: buckets of that step that are averaged and applied.
+    generation: of the process group that broke. completed: steps that this rank has finished. phase: where it was: at
+    one of BETWEEN steps, or in the meeting after it; inside the step after `completed`: "meet", "reduce" when it has
+    all its gradients, "measure" when all buckets are done. done: buckets of that step that are averaged and applied.
     result: loss, gradient norm and learning rate of the last finished step. error: what it saw.
     """
 

@@ -85,8 +85,10 @@ class Detectors:
 
         replayed: the first rank whose second attempt differed. replicas: their comparison, if there was one.
         """
+        states = "nonfinite-state" in self._names
+        first = _first(self._layout, _count_nonfinite(self._layout)) if states else None  # before anything is noted
         found = list(self._measured(result))
-        if "nonfinite-state" in self._names and (first := _first(self._layout, _count_nonfinite(self._layout))):
+        if first is not None:
             found.append(Finding("nonfinite-state", *first))
         if replayed is not None:
             found.append(Finding("replay", replayed, 1.0))

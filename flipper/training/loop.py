@@ -48,6 +48,7 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
         run.look_and_save()
     while run.progress.step < run.total and run.stopped is None:
         run.train_step()
+        run.notice()
         run.look_and_save()
     run.end(began)
 
@@ -88,7 +89,7 @@ def begin(spec: TrainSpec, place: Place, emit: Emit, set_up: parallel.SetUp = pa
     if spec.at is not None and not progress.step <= spec.at < total:
         raise UsageError(f"--at {spec.at}: this run can be struck after the steps {progress.step} to {total - 1}")
     detectors = Detectors((*ALWAYS, *spec.detect), layout)
-    return Run(spec, place, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
+    return Run(spec, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
 
 
 def _refuse_nondeterminism(recipe: Recipe) -> None:
@@ -108,7 +109,6 @@ class Run:
     """A training run under way on one rank. Its methods are collectives: all ranks call them together."""
 
     spec: TrainSpec
-    place: Place
     send: Emit
     recipe: Recipe
     data: Data
@@ -120,10 +120,12 @@ class Run:
     progress: Progress
     pending: LiveFaults | None
     stopped: str | None = None
+    last: parallel.StepResult | None = None
+    replayed: int | None = None
 
     def emit(self, event: str, **values: object) -> None:
         """Tell the launching process, if this is rank 0."""
-        if self.place.rank == 0:
+        if self.layout.grid.rank == 0:
             self.send({"event": event, **values})
 
     def announce(self) -> None:
@@ -161,9 +163,24 @@ class Run:
             lr=result.lr,
             samples_per_s=size / max(time.monotonic() - began, 1e-9),
         )
-        self.detect(result, replayed)
+        self.last, self.replayed = result, replayed
+
+    @property
+    def notices(self) -> bool:
+        """Whether `notice` talks to other ranks after this step."""
+        return self._probes or "nonfinite-state" in self.spec.detect or self.spec.watch is not None
+
+    @property
+    def looks(self) -> bool:
+        """Whether there is anything to evaluate or to save after this step."""
+        return self._evaluates_at(self.progress.step) or self._saves_at(self.progress.step)
+
+    def notice(self) -> None:
+        """After a step: what the detectors, the replica probe and the watch notice."""
+        assert self.last is not None
+        self.detect(self.last, self.replayed)
         if self.spec.watch is not None:
-            self._compare(self.spec.watch, result.loss)
+            self._compare(self.spec.watch, self.last.loss)
 
     def _compare(self, watch: Watch, loss: float) -> None:
         """Tell the digest where the watch asks for it, and note when the rest of the run is known already."""
@@ -214,21 +231,30 @@ class Run:
 
     def detect(self, result: parallel.StepResult, replayed: int | None) -> None:
         """What the detectors and the replica probe notice after a step."""
-        step, every = self.progress.step, self.spec.probe_every or int("replicas" in self.spec.detect)
-        comparison = compare_replicas(self.layout) if every and step % every == 0 else None
+        step = self.progress.step
+        comparison = compare_replicas(self.layout) if self._probes else None
         if comparison is not None and self.spec.probe_every:
             gap = comparison.max_abs_difference
             self.emit("replicas", step=step, equal=comparison.equal, max_abs_difference=gap)
         for finding in self.detectors.after(result, replayed, comparison):
             self.emit("detect", detector=finding.detector, step=step, rank=finding.rank, value=finding.value)
 
+    @property
+    def _probes(self) -> bool:
+        every = self.spec.probe_every or int("replicas" in self.spec.detect)
+        return every > 0 and self.progress.step % every == 0
+
     def look_and_save(self) -> None:
         """After a step: evaluate at the end of an epoch and of the run, save where --save says."""
-        step, every = self.progress.step, self.spec.evaluate_every
-        if step == self.total or self.progress.batch == 0 or (every and step % every == 0):
+        step = self.progress.step
+        if self._evaluates_at(step):
             self.evaluate()
         if self._saves_at(step):
             self.save()
+
+    def _evaluates_at(self, step: int) -> bool:
+        every = self.spec.evaluate_every
+        return step == self.total or self.progress.batch == 0 or (every > 0 and step % every == 0)
 
     def evaluate(self) -> None:
         """Loss and accuracy on the test data, of the canonical state, whatever the layout.
@@ -236,9 +262,9 @@ class Run:
         Where replicas may differ, of each one's own state; the events of all but the first name their `replica`.
         The model that holds it was made before training: making one now would draw from the generators.
         """
-        apart = self.spec.parallel.replicated and (self.spec.reach != "all" or self.spec.probe_every > 0)
+        apart = self.layout.grid.parallel.replicated and (self.spec.reach != "all" or self.spec.probe_every > 0)
         scores: dict[int, tuple[float, float]] = {}
-        for replica in range(self.spec.parallel.data_size if apart else 1):
+        for replica in range(self.layout.grid.parallel.data_size if apart else 1):
             if state := self.layout.gather(replica):
                 scores[replica] = self._score(state)
         if apart:
@@ -266,7 +292,7 @@ class Run:
         """Write this step's checkpoint, on rank 0."""
         assert self.spec.save
         state = self.canonical_state()
-        if self.place.rank == 0:
+        if self.layout.grid.rank == 0:
             path = self._path(self.progress.step)
             saving.save(state, path, self.spec.checkpoint_format)
             self.emit("saved", step=self.progress.step, path=str(path))
@@ -275,14 +301,14 @@ class Run:
         """Model, optimizer, progress and every rank's generators, on rank 0; empty elsewhere."""
         state = self.layout.gather()
         generators = self.layout.grid.everyone(self._generators())
-        if self.place.rank:
+        if self.layout.grid.rank:
             return {}
         for generator in generators:
             state.update(generator)
         return {**state, **self.progress.to_state()}
 
     def _generators(self) -> State:
-        return seeds.capture(self.place.rank, str(self.spec.parallel), self.layout.grid.device)
+        return seeds.capture(self.layout.grid.rank, str(self.layout.grid.parallel), self.layout.grid.device)
 
     def end(self, began: float) -> None:
         """The digests, and where the run has a watch, how it differs from the golden one."""
@@ -292,7 +318,7 @@ class Run:
         if self.spec.watch is not None:
             resident = self.layout.grid.everyone(resident_bits(self.layout))
             measured = {"stopped": self.stopped, "resident": resident}
-            if self.place.rank == 0:
+            if self.layout.grid.rank == 0:
                 parameters = frozenset(parameters_of(self.whole))
                 measured |= measure(state, parameters, self.spec.watch.reference)
         self.emit(
@@ -317,7 +343,7 @@ class Run:
     def refuse_unsavable(self) -> None:
         """Raise OutputError before the first step if a checkpoint can't be written, or is there already."""
         problem = None
-        if self.spec.save is not None and self.place.rank == 0:
+        if self.spec.save is not None and self.layout.grid.rank == 0:
             try:
                 saving.check_folder(self.spec.save)
                 self._refuse_existing(self.spec.save)

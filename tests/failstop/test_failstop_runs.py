@@ -1,0 +1,259 @@
+"""Runs whose ranks really die: what the survivors come to, against training by hand and by DistributedDataParallel."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hand import Death, trained
+from safetensors.torch import load_file
+
+from flipper.errors import TrainingError, UsageError
+from flipper.failstop.kills import Kill
+from flipper.failstop.run import FailstopResult, train_through
+from flipper.failstop.spec import FailstopSpec
+from flipper.training.layouts import Parallel
+from flipper.training.run import train
+from flipper.training.spec import Event, TrainSpec
+
+
+def run(
+    ranks: int, kills: tuple[str, ...], recovery: str, folder: Path, *, recipe: str = "digits-mlp", steps: int = 12,
+    events: list[Event] | None = None, timeout: float = 30.0, save_every: int = 4, **options: Any,
+) -> FailstopResult:  # fmt: skip
+    spec = TrainSpec(
+        recipe, Parallel("ddp", ranks), steps=steps, seed=1, save=folder, save_every=save_every, timeout=timeout
+    )
+    job = FailstopSpec(spec, tuple(map(Kill.parse, kills)), recovery, **options)
+    return train_through(job, (events if events is not None else []).append)
+
+
+def weights(folder: Path, step: int = 12) -> dict[str, torch.Tensor]:
+    state = load_file(folder / f"step-{step:06d}.safetensors")
+    return {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return set(one) == set(other) and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("recipe", ["digits-mlp", "digits-cnn", "mnist5k-cnn", "digits-bf16"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_without_a_death_it_is_distributed_data_parallel_bit_for_bit(recipe: str, ranks: int, tmp_path: Path) -> None:
+    """BatchNorm, dropout, AdamW, a schedule and parameters of two dtypes are among them."""
+    there = train(TrainSpec(recipe, Parallel("ddp", ranks), steps=8, seed=1))
+    here = run(ranks, (), "rollback", tmp_path, recipe=recipe, steps=8)
+    assert (here.state_digest, here.resume_digest) == (there.state_digest, there.resume_digest)
+    assert (here.loss, here.accuracy) == (there.loss, there.accuracy)
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+@pytest.mark.parametrize("ranks", [4, 5])
+@pytest.mark.parametrize("bucket", [0, 1, 2])
+def test_a_death_in_each_bucket_comes_to_what_it_does_by_hand(
+    recovery: str, ranks: int, bucket: int, tmp_path: Path
+) -> None:
+    result = run(ranks, (f"rank:1@step:6:bucket:{bucket}",), recovery, tmp_path)
+    assert [(lost["rank"], lost["step"]) for lost in result.lost] == [(1, 6)]
+    assert (result.world_size, result.steps) == (ranks - 1, 12)
+    assert same(weights(tmp_path), trained(ranks, 12, (Death(1, 6, bucket),), recovery))
+
+
+def test_the_two_recoveries_differ_but_for_a_death_before_the_first_bucket(tmp_path: Path) -> None:
+    """By hand; so that the tests above do tell them apart."""
+    for bucket in (1, 2):
+        deaths = (Death(1, 6, bucket),)
+        assert not same(trained(4, 12, deaths, "rollback"), trained(4, 12, deaths, "lossy"))
+    assert not same(trained(4, 12), trained(4, 12, (Death(1, 6, 2),), "lossy"))
+
+
+CASES: dict[str, tuple[int, tuple[str, ...], tuple[Death, ...], dict[str, Any]]] = {
+    "rank 0": (4, ("rank:0@step:6:bucket:1",), (Death(0, 6, 1),), {}),
+    "the last rank, in the last bucket of the first step": (3, ("rank:2@step:1:bucket:2",), (Death(2, 1, 2),), {}),
+    "two, one after the other": (
+        5, ("rank:1@step:4:bucket:1", "rank:3@step:9:bucket:2"), (Death(1, 4, 1), Death(3, 9, 2)), {},
+    ),
+    "two in one step": (
+        5, ("rank:1@step:4:bucket:1", "rank:4@step:4:bucket:2"), (Death(1, 4, 1), Death(4, 4, 2)), {},
+    ),
+    "two at once": (
+        5, ("rank:1@step:4:bucket:1", "rank:2@step:4:bucket:1"), (Death(1, 4, 1), Death(2, 4, 1)), {},
+    ),
+    "one in the recovery from another": (
+        5, ("rank:1@step:4:bucket:1", "rank:3@recovery:1"), (Death(1, 4, 1), Death(3, 4, 1)), {},
+    ),
+    "all but one": (
+        3, ("rank:0@step:4:bucket:2", "rank:1@step:9:bucket:0"), (Death(0, 4, 2), Death(1, 9, 0)), {},
+    ),
+    "each rank keeps its number of samples": (
+        4, ("rank:1@step:4:bucket:1",), (Death(1, 4, 1),), {"world_batch": "per-rank", "world_rate": "linear"},
+    ),
+    "the lost gradient counts as zero": (4, ("rank:1@step:4:bucket:1",), (Death(1, 4, 1),), {"lost_share": "zero"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+@pytest.mark.parametrize("case", CASES)
+def test_deaths_of_all_kinds_come_to_what_they_do_by_hand(case: str, recovery: str, tmp_path: Path) -> None:
+    ranks, kills, deaths, options = CASES[case]
+    events: list[Event] = []
+    result = run(ranks, kills, recovery, tmp_path, events=events, **options)
+    assert {lost["rank"] for lost in result.lost} == {death.worker for death in deaths}
+    assert result.world_size == ranks - len(deaths)
+    by_hand = trained(
+        ranks, 12, deaths, recovery, per_rank=options.get("world_batch") == "per-rank",
+        linear=options.get("world_rate") == "linear", zero=options.get("lost_share") == "zero",
+    )  # fmt: skip
+    assert same(weights(tmp_path), by_hand)
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 13))
+
+
+def test_a_death_before_a_step_is_that_step_among_the_others(tmp_path: Path) -> None:
+    run(4, ("rank:2@step:6",), "lossy", tmp_path)
+    assert same(weights(tmp_path), trained(4, 12, (Death(2, 6),), "rollback"))
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_with_dropout_and_batch_norm_the_same_death_repeats_to_the_bit(recovery: str, tmp_path: Path) -> None:
+    kills = ("rank:2@step:5:bucket:1",)
+    digests = {
+        run(4, kills, recovery, tmp_path / str(each), recipe="digits-cnn").resume_digest for each in range(3)
+    }
+    assert len(digests) == 1
+
+
+def test_restarted_a_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = train(TrainSpec("digits-cnn", Parallel("ddp", 3), steps=12, seed=1))
+    events: list[Event] = []
+    kills = ("rank:1@step:7:bucket:1", "rank:0@step:10")
+    result = run(3, kills, "restart", tmp_path, recipe="digits-cnn", events=events)
+    assert (result.state_digest, result.resume_digest) == (whole.state_digest, whole.resume_digest)
+    assert [(lost["rank"], lost["step"]) for lost in result.lost] == [(1, 7), (0, 10)]
+    assert [event["event"] for event in events if event["event"] in ("rank-lost", "recovered")] == [
+        "rank-lost", "recovered", "rank-lost", "recovered"
+    ]  # fmt: skip
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 9, 10, 11, 12]
+    assert result.world_size == 3
+
+
+def test_before_the_first_checkpoint_a_run_restarts_from_its_beginning(tmp_path: Path) -> None:
+    whole = train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, seed=1))
+    assert run(2, ("rank:0@step:2",), "restart", tmp_path).state_digest == whole.state_digest
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy", "restart"])
+def test_a_rank_that_hangs_is_noticed_after_the_timeout_and_killed(recovery: str, tmp_path: Path) -> None:
+    result = run(3, ("rank:1@step:6:bucket:1,signal:STOP",), recovery, tmp_path, timeout=2.0)
+    (lost,) = result.lost
+    assert lost["rank"] == 1
+    seconds = lost["seconds_to_detect"]
+    assert isinstance(seconds, float)
+    assert seconds > 1.9
+    if recovery == "restart":
+        assert same(weights(tmp_path), trained(3, 12))
+    else:
+        assert same(weights(tmp_path), trained(3, 12, (Death(1, 6, 1),), recovery))
+
+
+def test_too_few_survivors_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"2 of 4 ranks are left: fewer than --min-ranks 3"):
+        run(4, ("rank:1@step:3", "rank:2@step:5"), "lossy", tmp_path, min_ranks=3)
+
+
+def test_a_bucket_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the model has 3 buckets, 0 to 2"):
+        run(2, ("rank:1@step:3:bucket:3",), "lossy", tmp_path)
+
+
+def test_a_kill_beyond_the_last_step_kills_nobody(tmp_path: Path) -> None:
+    result = run(2, ("rank:1@step:13",), "lossy", tmp_path)
+    assert (result.lost, result.world_size) == ([], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_ranks_killed_from_outside_at_any_moment_leave_survivors_that_agree(recovery: str, tmp_path: Path) -> None:
+    """While they compute, average, evaluate or save; the replicas are compared after every step."""
+    draw = random.Random()
+    for attempt in range(4):
+        events: list[Event] = []
+        spec = TrainSpec(
+            "digits-cnn", Parallel("ddp", 4), steps=60, seed=1, save=tmp_path / str(attempt), save_every=3,
+            evaluate_every=2, probe_every=1, timeout=20.0,
+        )  # fmt: skip
+        started = threading.Event()
+
+        def hear(event: Event, events: list[Event] = events, started: threading.Event = started) -> None:
+            events.append(event)
+            if event["event"] == "step":
+                started.set()
+
+        def kill(started: threading.Event = started) -> None:
+            for _ in range(2):
+                started.wait(60)
+                time.sleep(draw.random() * 0.5)
+                if victims := ranks_of_this_process():
+                    os.kill(draw.choice(victims), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        result = train_through(FailstopSpec(spec, recovery=recovery), hear)
+        killer.join()
+        assert result.steps == 60
+        assert result.world_size == 4 - len(result.lost)
+        assert all(event["equal"] for event in events if event["event"] == "replicas")
+        assert sorted({event["step"] for event in events if event["event"] == "step"}) == list(range(1, 61))
+
+
+def ranks_of_this_process() -> list[int]:
+    """The processes forked by the server that this process has started."""
+    from multiprocessing import forkserver
+
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    """Also when it dies while they recover from a death."""
+    command = [
+        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "ddp:3", "--steps", "1000000",
+        "--seed", "1", "--recovery", "lossy", "--kill", "rank:1@step:50", "--metrics", "m.jsonl", "-q",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    metrics = tmp_path / "m.jsonl"
+    wait_for(lambda: metrics.exists() and '"rank-lost"' in metrics.read_text())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not running_in(tmp_path))
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def running_in(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and f"TMPDIR={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(process.name)
+            except OSError:
+                continue
+    return found
