@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "convert": "Write a checkpoint in another format, without loss.",
     "size": "Trials needed for a margin of error, or the margin they give.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
+    "simulate": "Simulate many workers that die, and what each recovery costs.",
     "campaign": "Run thousands of trials and compare what they come to.",
     "completion": "Print the completion script for a shell.",
 }

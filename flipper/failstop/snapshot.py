@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,7 +15,7 @@ from torch.optim import Optimizer
 class Snapshot:
     """What a step changes on this rank.
 
-    whole: parameters and the optimizer's state, too; else only buffers and the random generator, which a forward pass
+    whole: parameters and the optimizer's state, too; else only buffers and random generators, which a forward pass
     changes.
     """
 
@@ -22,6 +25,7 @@ class Snapshot:
         self._kept: list[Tensor] = []
         self._fresh: list[nn.Parameter] = []
         self._generators: list[Tensor] = []
+        self._libraries: tuple[Any, Any] = (None, None)
 
     def take(self) -> None:
         """Keep the state as it is now."""
@@ -33,6 +37,7 @@ class Snapshot:
         self._generators = [torch.get_rng_state()]
         if self._on_gpu:
             self._generators.append(torch.cuda.get_rng_state())
+        self._libraries = (random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
         """Bring that state back, in the live tensors themselves."""
@@ -43,6 +48,8 @@ class Snapshot:
         torch.set_rng_state(self._generators[0])
         if self._on_gpu:
             torch.cuda.set_rng_state(self._generators[1])
+        random.setstate(self._libraries[0])
+        np.random.set_state(self._libraries[1])
 
     @property
     def _on_gpu(self) -> bool:

@@ -53,14 +53,25 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
     run.end(began)
 
 
-def begin(spec: TrainSpec, place: Place, emit: Emit, set_up: parallel.SetUp = parallel.set_up) -> Run:
+def begin(
+    spec: TrainSpec,
+    place: Place,
+    emit: Emit,
+    set_up: parallel.SetUp = parallel.set_up,
+    batch_size: int | None = None,
+) -> Run:
     """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state.
 
-    set_up: makes the layout.
+    set_up: makes the layout. batch_size: instead of the recipe's.
     """
     seeds.seed_recipe()
     recipe = recipes.get(spec.recipe)
     data = data_of(recipe, spec.data_dir)
+    if batch_size is not None:
+        if not 0 < batch_size <= len(data.train_targets):
+            samples = len(data.train_targets)
+            raise UsageError(f"--batch-size {batch_size}: {recipe.name} has {samples} samples to train on")
+        recipe = replace(recipe, batch_size=batch_size)
     batches = len(data.train_targets) // recipe.batch_size
     total = spec.steps if spec.steps is not None else (recipe.epochs if spec.epochs is None else spec.epochs) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))

@@ -1,0 +1,140 @@
+"""`flipper simulate`: what each way to go on after a death costs in accuracy and in time."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from flipper.cli.options import CHECKPOINT, FILE, output_options
+from flipper.cli.output import emit_rows, say
+from flipper.errors import UsageError
+
+if TYPE_CHECKING:
+    from flipper.failstop.simulate import SimulationSpec
+    from flipper.training.spec import Event
+
+COLUMNS: Final = (
+    "strategy", "failures", "final_loss", "final_accuracy", "accuracy_loss", "compute_seconds", "overhead_seconds",
+    "overhead_fraction", "world_size_end", "save_every", "state_digest", "error",
+)  # fmt: skip
+
+
+@click.command(short_help="Simulate many workers that die, and what each recovery costs.")
+@click.argument("recipe")
+@click.option("--workers", type=click.IntRange(2), required=True, metavar="W", help="How many there are.")
+@click.option("--steps", type=click.IntRange(1), required=True, metavar="N", help="Steps from the beginning.")
+@click.option("--recovery", default="restart,rollback,lossy", metavar="S[,S...]", help="[default: all three]")
+@click.option("--mtbf", metavar="DURATION", help="Of the whole job: 90s, 15min, 2h, 1.5d of simulated time.")
+@click.option("--shape", type=float, metavar="K", help="Of a Weibull distribution.  [default: 1, exponential]")
+@click.option("--trace", type=CHECKPOINT, metavar="FILE", help="Failures instead: CSV with seconds,worker.")
+@click.option("--costs", type=CHECKPOINT, metavar="FILE", help="What things take (TOML), as --calibrate prints it.")
+@click.option("--calibrate", is_flag=True, help="Measure that on this machine first, and print it.")
+@click.option("--mode", type=click.Choice(["exact", "batched"]), default="exact", help="One worker after another.")
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Of all workers.  [default: recipe's]")
+@click.option("--save-every", type=click.IntRange(1), metavar="N", help="Checkpoints; without it by Young and Daly.")
+@click.option("--min-ranks", type=click.IntRange(1), default=1, metavar="N", help="Fewer end the run.")
+@click.option("--world-batch", type=click.Choice(["fixed", "per-rank"]), default="fixed", help="Of the survivors.")
+@click.option("--world-rate", type=click.Choice(["keep", "linear"]), default="keep", help="The learning rate then.")
+@click.option("--lost-share", type=click.Choice(["drop", "zero"]), default="drop", help="In a lossy mean.")
+@click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Begin there.")
+@click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of training and failures; or drawn.")
+@output_options
+def command(
+    recipe: str,
+    style: str | None,
+    quiet: bool,
+    verbose: bool,
+    traceback: bool,
+    **options: Any,
+) -> None:
+    """Train RECIPE on W simulated workers that fail, by each recovery, and print a row for each.
+
+    The gradients are computed faithfully; the time is charged by a cost model.
+
+    \b
+    Example:
+      flipper simulate digits-mlp --workers 16 --steps 400 --mtbf 1s --seed 1
+    """
+    from flipper.failstop.simulate import simulate
+
+    spec = _spec(recipe, quiet, **options)
+    with _following(quiet) as follow:
+        rows = simulate(spec, follow)
+    emit_rows(iter(rows), style, COLUMNS)
+
+
+def _spec(
+    recipe: str,
+    quiet: bool,
+    workers: int,
+    steps: int,
+    recovery: str,
+    mtbf: str | None,
+    shape: float | None,
+    trace: Path | None,
+    costs: Path | None,
+    calibrate: bool,
+    seed: int | None,
+    resume: Path | None,
+    data_dir: Path | None,
+    **rest: Any,
+) -> SimulationSpec:
+    from flipper.failstop.costs import Costs
+    from flipper.failstop.failures import Drawn, Failures, Trace, seconds_of
+    from flipper.failstop.simulate import SimulationSpec
+    from flipper.training.spec import TrainSpec
+
+    if (mtbf is None) == (trace is None):
+        raise UsageError("give --mtbf DURATION, to draw failures, or --trace FILE with them, and not both")
+    if shape is not None and mtbf is None:
+        raise UsageError("--shape is that of the distribution that --mtbf draws from: give both")
+    if calibrate and costs is not None:
+        raise UsageError("--calibrate measures what --costs gives: leave one out")
+    if seed is None:
+        seed = secrets.randbits(64)
+        say(f"seed {seed}", quiet)
+    train = TrainSpec(recipe, steps=steps, seed=seed, resume=resume, data_dir=data_dir)
+    between = None if mtbf is None else seconds_of(mtbf, "--mtbf")
+    failures: Failures
+    if trace is not None:
+        failures = Trace.read(trace, workers)
+    else:
+        failures = Drawn(between or 0.0, workers, seed, 1.0 if shape is None else shape)
+    if calibrate:
+        from flipper.failstop.calibrate import calibrated
+
+        known = calibrated(train)
+        for line in known.text().splitlines():
+            say(line, quiet)
+    elif costs is not None:
+        known = Costs.load(costs)
+    else:
+        raise UsageError("say what things take: --calibrate measures it here, --costs FILE gives it")
+    return SimulationSpec(train, workers, tuple(recovery.split(",")), failures, known, mtbf=between, **rest)
+
+
+@contextmanager
+def _following(quiet: bool) -> Iterator[Callable[[Event], None]]:
+    """A bar on stderr, for a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda event: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def follow(event: Event) -> None:
+            if event["event"] == "simulated":
+                progress.update(task, total=event["steps"], completed=event["step"], description=event["strategy"])
+
+        yield follow

@@ -1,0 +1,138 @@
+"""Simulates: one strategy after another under the same failures, each computed in one process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from flipper.errors import UsageError
+from flipper.failstop.costs import Costs, young_daly
+from flipper.failstop.failures import Failures
+from flipper.failstop.spec import LOST_SHARES, RECOVERIES, WORLD_BATCHES, WORLD_RATES
+from flipper.training.launch import run_ranks
+from flipper.training.layouts import SINGLE
+from flipper.training.ranks import Emit, Place
+from flipper.training.spec import Event, TrainSpec
+
+MODES: Final = ("exact", "batched")
+NOBODY: Final = "none"
+"""The strategy of the run that nothing happens to."""
+
+
+@dataclass(frozen=True)
+class SimulationSpec:
+    """What is simulated.
+
+    train: recipe, steps, seed; its layout is not looked at. workers: as many as the batch has samples at most.
+    batch_size: the recipe's without it. mtbf: of the job, for the interval between checkpoints; save_every: in steps,
+    instead. Others as in FailstopSpec.
+    """
+
+    train: TrainSpec
+    workers: int
+    recoveries: tuple[str, ...]
+    failures: Failures
+    costs: Costs
+    mode: str = "exact"
+    batch_size: int | None = None
+    mtbf: float | None = None
+    save_every: int | None = None
+    min_ranks: int = 1
+    world_batch: str = "fixed"
+    world_rate: str = "keep"
+    lost_share: str = "drop"
+
+    def __post_init__(self) -> None:
+        for option, value, allowed in (
+            *(("--recovery", recovery, RECOVERIES) for recovery in self.recoveries),
+            ("--mode", self.mode, MODES),
+            ("--world-batch", self.world_batch, WORLD_BATCHES),
+            ("--world-rate", self.world_rate, WORLD_RATES),
+            ("--lost-share", self.lost_share, LOST_SHARES),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}")
+        if self.workers < 2:
+            raise UsageError(f"--workers {self.workers}: a run that survives a death has 2 or more")
+        if not 1 <= self.min_ranks <= self.workers:
+            raise UsageError(f"--min-ranks {self.min_ranks}: there are {self.workers} workers")
+        if self.save_every is not None and self.save_every < 1:
+            raise UsageError(f"--save-every {self.save_every}: must be 1 or more")
+
+
+@dataclass
+class Outcome:
+    """What one strategy came to. error: why it ended before its last step, if it did; seconds of simulated time."""
+
+    strategy: str
+    failures: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    clock: float = 0.0
+    ideal: float = 0.0
+    world_size: int = 0
+    save_every: int = 0
+    state_digest: str = ""
+    error: str | None = None
+
+    def record(self, clean: Outcome) -> dict[str, object]:
+        """The row that `flipper simulate` prints. clean: of the run that nothing happened to."""
+        lost = None if self.accuracy is None or clean.accuracy is None else clean.accuracy - self.accuracy
+        overhead = self.clock - self.ideal
+        return {
+            "strategy": self.strategy,
+            "failures": self.failures,
+            "final_loss": self.loss,
+            "final_accuracy": self.accuracy,
+            "accuracy_loss": lost,
+            "compute_seconds": self.ideal,
+            "overhead_seconds": overhead,
+            "overhead_fraction": overhead / self.ideal if self.ideal else None,
+            "world_size_end": self.world_size,
+            "save_every": self.save_every or None,
+            "state_digest": self.state_digest,
+            "error": self.error,
+        }
+
+
+def simulate(spec: SimulationSpec, on_event: Callable[[Event], None] | None = None) -> list[dict[str, object]]:
+    """One row a strategy, all under the same failures, compared with a run without any.
+
+    on_event: called with {"event": "simulated", "strategy", "step", "steps"} as it goes on.
+    Raises UsageError, CheckpointError, or TrainingError when a step fails.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for strategy in (NOBODY, *spec.recoveries):
+        outcome = outcomes[strategy] = Outcome(strategy)
+
+        def hear(event: Event, outcome: Outcome = outcome) -> None:
+            match event["event"]:
+                case "eval":
+                    outcome.loss, outcome.accuracy = event["loss"], event["accuracy"]
+                case "outcome":
+                    for name, value in event["values"].items():
+                        setattr(outcome, name, value)
+            if on_event is not None:
+                on_event(event)
+
+        train = replace(spec.train, parallel=SINGLE)
+        run_ranks(functools.partial(_rank, replace(spec, train=train), strategy), 1, hear, device=train.device,
+                  timeout=train.timeout)  # fmt: skip
+    return [outcomes[recovery].record(outcomes[NOBODY]) for recovery in spec.recoveries]
+
+
+def interval(spec: SimulationSpec, length: float) -> int:
+    """Steps between checkpoints. length: seconds of a step."""
+    if spec.save_every is not None:
+        return spec.save_every
+    if spec.mtbf is None:
+        raise UsageError("restart from a trace of failures: say by --save-every how often a checkpoint is written")
+    return max(1, round(young_daly(spec.costs.write, spec.mtbf) / max(length, 1e-9)))
+
+
+def _rank(spec: SimulationSpec, strategy: str, place: Place, emit: Emit) -> None:
+    from flipper.failstop.simulating import simulate_strategy  # imports torch
+
+    simulate_strategy(spec, strategy, place, emit)

@@ -1,0 +1,210 @@
+"""Workers: data-parallel replicas that are computed one after another, or at once, in one process.
+
+By the same rules as real ranks (overlapped.py), so that `exact` workers come to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flipper.errors import UsageError
+from flipper.failstop.buckets import bucketed
+from flipper.training import canonical, loop, seeds
+from flipper.training.recipes.parts import loss_of
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker is lost in a step before bucket `bucket` is averaged; with the number of buckets, after the last."""
+
+    worker: int
+    bucket: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What survivors do, as in FailstopSpec: recovery, world_batch, world_rate and lost_share."""
+
+    recovery: str
+    world_batch: str = "fixed"
+    world_rate: str = "keep"
+    lost_share: str = "drop"
+
+
+class Workers:
+    """All workers of a run that a single rank computes.
+
+    run: at its first step, of the layout `single`. exact: each worker has its own dropout and buffers, as ranks have;
+    else the gradients of all are computed at once.
+    """
+
+    def __init__(self, run: loop.Run, count: int, rules: Rules, exact: bool) -> None:
+        self.run, self.count, self.rules, self.exact = run, count, rules, exact
+        self.module = run.layout.module
+        self.named = [each for each in self.module.parameters() if each.requires_grad]
+        self.buckets = bucketed(self.module.parameters())
+        self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
+        if not exact and (held := _normalised(self.module)):
+            raise UsageError(f"--mode batched can't hold {held}'s statistics of each worker; use --mode exact")
+        self.begin(None)
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """All workers, at the run's first step or at a checkpoint."""
+        run = self.run
+        self.alive = list(range(self.count))
+        if checkpoint is None:
+            self._generators = {worker: _seeded(run, worker) for worker in self.alive} if self.exact else {}
+        else:
+            run.layout.load(checkpoint.state)
+            run.progress, self._generators = checkpoint.progress, dict(checkpoint.generators)
+        self._buffers = {worker: self._buffers_now() for worker in self.alive} if self.exact else {}
+
+    def checkpoint(self) -> Checkpoint:
+        """What a checkpoint of this step holds."""
+        return Checkpoint(self.run.layout.gather(), self.run.progress, dict(self._generators))
+
+    def step(self, deaths: Sequence[Death] = ()) -> None:
+        """One step, in which these workers are lost."""
+        run, rules = self.run, self.rules
+        lost = {death.worker for death in deaths}
+        numbers = {worker: number for number, worker in enumerate(self.alive)}
+        if rules.recovery != "lossy":
+            self.alive = [worker for worker in self.alive if worker not in lost]
+            deaths = ()
+        begun = run.progress.batch * run.recipe.batch_size
+        order = seeds.batch_order(run.progress.seed, run.progress.epoch, len(run.data.train_targets))
+        batch = order[begun : begun + run.recipe.batch_size]
+        shares = self.shares(batch)
+        total = sum(map(len, shares.values()))
+        sums = self._sums(shares, total, deaths, numbers)
+        for parameter, gradient in sums.items():
+            parameter.grad = gradient
+        self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
+        self.alive = [worker for worker in self.alive if worker not in lost]
+        if self._buffers:
+            self._put_buffers(self.alive[0])
+        run.progress = run.progress.advance(run.batches)
+
+    def shares(self, batch: Tensor) -> dict[int, Tensor]:
+        """The samples of each worker."""
+        if self.rules.world_batch == "fixed":
+            return dict(zip(self.alive, batch.tensor_split(len(self.alive)), strict=True))
+        parts = batch.tensor_split(self.count)
+        return {worker: parts[worker] for worker in self.alive}
+
+    def _sums(
+        self, shares: dict[int, Tensor], total: int, deaths: Sequence[Death], numbers: dict[int, int]
+    ) -> dict[nn.Parameter, Tensor]:
+        """The summed gradients: of each bucket over those that live when it is averaged."""
+        until = {death.worker: death.bucket for death in deaths}
+        members = [
+            [worker for worker in shares if until.get(worker, len(self.buckets)) > number]
+            for number in range(len(self.buckets))
+        ]
+        scales = [
+            total / sum(len(shares[worker]) for worker in group) if self.rules.lost_share == "drop" else 1.0
+            for group in members
+        ]
+        if self.exact:
+            return self._one_by_one(shares, total, members, scales, numbers)
+        return self._at_once(shares, total, members, scales)
+
+    def _one_by_one(
+        self,
+        shares: dict[int, Tensor],
+        total: int,
+        members: list[list[int]],
+        scales: list[float],
+        numbers: dict[int, int],
+    ) -> dict[nn.Parameter, Tensor]:
+        """Each worker's gradients, added in rank order; only the sums are kept."""
+        first = self.alive[0]
+        start = self._buffers[first]
+        sums: dict[nn.Parameter, Tensor] = {}
+        for worker, share in shares.items():
+            self._restore(start)
+            torch.set_rng_state(self._generators[worker])
+            seeds.seed_libraries(self.run.progress.seed, numbers[worker], self.run.progress.step)
+            self.backward(share, len(share) / total)
+            self._generators[worker] = torch.get_rng_state()
+            self._buffers[worker] = self._buffers_now()
+            for number, bucket in enumerate(self.buckets):
+                if worker not in members[number]:
+                    continue
+                for parameter in bucket:
+                    gradient = parameter.grad
+                    assert gradient is not None
+                    part = gradient * scales[number] if scales[number] != 1 else gradient
+                    if parameter in sums:
+                        sums[parameter] += part
+                    else:
+                        sums[parameter] = part.clone()
+        return sums
+
+    def _at_once(
+        self, shares: dict[int, Tensor], total: int, members: list[list[int]], scales: list[float]
+    ) -> dict[nn.Parameter, Tensor]:
+        """The same sums as the gradient of the mean over all samples of those that live; a pass for each such group."""
+        sums: dict[nn.Parameter, Tensor] = {}
+        for group in dict.fromkeys(map(tuple, members)):
+            samples = torch.cat([shares[worker] for worker in group])
+            numbers = [number for number, each in enumerate(members) if tuple(each) == group]
+            self.backward(samples, len(samples) / total * scales[numbers[0]])
+            for number in numbers:
+                sums.update({each: each.grad.clone() for each in self.buckets[number] if each.grad is not None})
+        return sums
+
+    def backward(self, samples: Tensor, weight: float = 1.0) -> None:
+        """Leave the gradients of weight x the mean loss of these samples in the parameters."""
+        run = self.run
+        self.module.zero_grad()
+        output = self.module(run.data.train_features[samples].to(run.layout.grid.device))
+        loss = loss_of(run.recipe, output, run.data.train_targets[samples].to(run.layout.grid.device))
+        torch.autograd.backward(loss if weight == 1 else loss * weight)
+
+    def _update(self, rate: float) -> None:
+        optimizer, schedule = self.run.layout.optimizer, self.run.layout.schedule
+        usual = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if rate == 1 else group["lr"] * rate
+        optimizer.step()
+        for group, lr in zip(optimizer.param_groups, usual, strict=True):
+            group["lr"] = lr
+        if schedule is not None:
+            schedule.step()
+
+    def _buffers_now(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.module.buffers()]
+
+    def _put_buffers(self, worker: int) -> None:
+        self._restore(self._buffers[worker])
+
+    def _restore(self, buffers: list[Tensor]) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self.module.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes back to: canonical state, progress, and each worker's random generator."""
+
+    state: canonical.State
+    progress: Any
+    generators: dict[int, Tensor]
+
+
+def _seeded(run: loop.Run, worker: int) -> Tensor:
+    seeds.seed_rank(run.progress.seed, worker, run.progress.step)
+    return torch.get_rng_state()
+
+
+def _normalised(module: nn.Module) -> str:
+    """The first module whose training statistics are those of a worker's batch; "" without one."""
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    return next((type(each).__name__ for each in module.modules() if isinstance(each, kind)), "")
