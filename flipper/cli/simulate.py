@@ -60,7 +60,7 @@ def command(
 
     \b
     Example:
-      flipper simulate digits-mlp --workers 16 --steps 400 --mtbf 1s --seed 1
+      flipper simulate digits-mlp --workers 8 --steps 80 --mtbf 1s --seed 1 --calibrate
     """
     from flipper.failstop.simulate import simulate
 

@@ -57,20 +57,22 @@ def capture(rank: int, layout: str, device: torch.device) -> dict[str, Tensor]:
 
 
 def reinstate(state: Mapping[str, Tensor], rank: int, layout: str, device: torch.device) -> bool:
-    """Set this rank's generators as a canonical state has them; False when they are those of another layout.
+    """Set this rank's generators as a canonical state has them; False when they are those of another layout or device.
 
     Raises MismatchError for a state that torch doesn't take.
 
     Ranks of two layouts compute different things, so generators don't carry over; `seed_rank` then starts them anew.
+    Nor do they from a CPU, where a GPU's has no state, to a GPU.
     """
     mine, there = _ascii(layout), state.get("rng.layout")
-    if there is None or not torch.equal(there, mine) or f"rng.rank{rank}.cpu" not in state:
+    names = [f"rng.rank{rank}.{kind}" for kind in dict.fromkeys(("cpu", device.type))]
+    if there is None or not torch.equal(there, mine) or not all(name in state for name in names):
         return False
-    name = f"rng.rank{rank}.cpu"
+    name = names[0]
     try:
         torch.set_rng_state(state[name])
-        if f"rng.rank{rank}.cuda" in state and device.type == "cuda":
-            name = f"rng.rank{rank}.cuda"
+        if device.type == "cuda":
+            name = names[1]
             torch.cuda.set_rng_state(state[name], device)
     except (RuntimeError, TypeError) as error:
         said = str(error).partition("\n")[0]

@@ -22,12 +22,12 @@ from flipper.faults.plan import FaultPlan, Target
 from flipper.injection.memory import strike
 from flipper.training.canonical import State, dtype_name
 from flipper.training.faults_file import LiveFaults
+from flipper.training.parallel.fsdp import unsharded
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.layout import Layout
 from flipper.training.parallel.shards import Shard, shard_of
 from flipper.training.reach import Reach
 from flipper.training.saving import contents
-from flipper.training.ties import parameters_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -68,13 +68,12 @@ class LocalGradientStrike:
     """A strike on ranks' own gradients before they are summed, in the one backward pass after it was armed.
 
     The faults are drawn before the gradients are there, so guards and effects that look at values are refused.
+    Under FSDP each rank has gradients of whole parameters before the sum, and so a copy of each element.
     """
 
     def __init__(self, layout: Layout, faults: LiveFaults, reach: Reach) -> None:
-        if layout.grid.parallel.data == "fsdp":
-            raise UsageError("local gradients lie in FSDP's own buffers under fsdp; strike the summed ones (gradient)")
         self._grid = layout.grid
-        parameters = parameters_of(layout.module)
+        parameters = unsharded(layout.module)
         zeros = {
             f"gradient.{name}": replace(shard, tensor=torch.zeros_like(shard.tensor))
             for name, parameter in parameters.items()

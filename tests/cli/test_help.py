@@ -30,13 +30,15 @@ OPTIONS = {
     + OUTPUT,
     "convert": f"-o --output --to --drop-unsupported --force {OUTPUT}",
     "size": f"--population --margin --confidence --strata --proportion --trials {OUTPUT}",
+    "simulate": "--workers --steps --recovery --mtbf --shape --trace --costs --calibrate --mode --batch-size "
+    f"--save-every --min-ranks --world-batch --world-rate --lost-share --resume --data-dir --seed {OUTPUT}",
     "completion": "-q --quiet -v --verbose --traceback",
 }
 """Renaming one of these breaks scripts: it is a decision, and this is where it is written down."""
 
 ARGUMENTS = {
     "inspect": ["ckpt"], "inject": ["ckpt"], "diff": ["a", "b"], "verify": ["file"], "undo": ["file"],
-    "replay": ["manifest", "ckpt"], "convert": ["ckpt"], "size": [], "completion": ["shell"],
+    "replay": ["manifest", "ckpt"], "convert": ["ckpt"], "size": [], "simulate": ["recipe"], "completion": ["shell"],
 }  # fmt: skip
 
 

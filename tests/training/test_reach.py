@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from series import LAYOUTS, Run, spec, train_all
+from torch import nn
 
 import flipper
 from flipper.cli import main
 from flipper.errors import UsageError
+from flipper.training import recipes, seeds
 from flipper.training.faults_file import LiveFaults, faults_of, read_faults
 from flipper.training.run import train
 
@@ -276,9 +279,9 @@ def test_a_summed_gradient_struck_on_one_replica_makes_it_drift_and_a_local_one_
     assert len({run.state_digest for run in (clean, local, other)}) == 3
 
 
-@pytest.mark.parametrize("layout", ["single", "ddp:2", "ddp:3", "hooks:2", "tensor:2"])
+@pytest.mark.parametrize("layout", ["single", "ddp:2", "ddp:3", "hooks:2", "tensor:2", "fsdp:2", "fsdp:2+tensor:2"])
 def test_signs_of_all_local_gradients_are_the_sign_of_their_sum(layout: str) -> None:
-    """-a + -b = -(a + b) to the bit."""
+    """-a + -b = -(a + b) to the bit. Before the sum, FSDP's ranks have gradients of whole parameters, too."""
     summed, local = train_all(
         [
             spec("digits-mlp", layout, steps=2, at=1, inject=gradient_faults(target))
@@ -286,7 +289,51 @@ def test_signs_of_all_local_gradients_are_the_sign_of_their_sum(layout: str) -> 
         ]
     )
     assert summed.digests == local.digests
-    assert summed.of("struck") == local.of("struck")
+    if "fsdp" in layout:
+        assert [event["elements"] for run in (summed, local) for event in run.of("struck")] == [4, 8]
+    else:
+        assert summed.of("struck") == local.of("struck")
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("kind", ["ddp", "hooks", "fsdp"])
+def test_a_local_gradient_struck_on_one_rank_enters_the_sum_as_it_is(tmp_path: Path, kind: str, at: int) -> None:
+    """By hand: the second rank's share of the batch alone gives another sign for the elements of the plan."""
+    faults = faults_of({**WHERE, "bits": "sign", "target": "local-gradient"})
+    options: dict[str, Any] = {"steps": at + 1, "save": tmp_path / "run"}
+    before, run = train_all(
+        [
+            spec("digits-mlp", f"{kind}:2", steps=at, save=tmp_path / "before"),
+            spec("digits-mlp", f"{kind}:2", inject=faults, at=at, reach="rank:1", **options),
+        ]
+    )
+    clean, struck = load_file(before.files[0]), load_file(run.files[0])
+    sums = {name: sum(parts) for name, parts in halves_by_hand(clean, at).items()}
+    flips = planned(tmp_path, sums)
+    assert len({name for name, _ in flips}) > 1
+    first, second = ({name: parts[half] for name, parts in halves_by_hand(clean, at).items()} for half in (0, 1))
+    for name, flat in flips:
+        second[name].reshape(-1)[flat] *= -1
+    for name in sums:
+        momentum = f"optimizer.{name.removeprefix('gradient.')}.momentum_buffer"
+        past = numpy.float32(0.9) * clean[momentum] if at else 0
+        assert (past + (first[name] + second[name])).tobytes() == struck[momentum].tobytes(), name
+    assert run.of("struck") == [{"step": at, "reach": "rank:1", "faults": 40, "elements": 40, "ranks": (1,)}]
+
+
+def halves_by_hand(state: dict[str, Any], step: int) -> dict[str, list[Any]]:
+    """The gradients of half the mean loss of each half of a batch, by plain PyTorch."""
+    recipe = recipes.get("digits-mlp")
+    module, data = recipe.model(), recipe.data(None)
+    module.load_state_dict({name[6:]: torch.tensor(array) for name, array in state.items() if name[:6] == "model."})
+    batch = seeds.batch_order(3, 0, len(data.train_targets))[step * 64 : step * 64 + 64]
+    found: dict[str, list[Any]] = {}
+    for half in batch.split(32):
+        loss = nn.functional.cross_entropy(module(data.train_features[half]), data.train_targets[half]) * 0.5
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        for (name, _), gradient in zip(module.named_parameters(), gradients, strict=True):
+            found.setdefault(f"gradient.{name}", []).append(gradient.numpy())
+    return found
 
 
 def first_gradients(folder: Path, layout: str, **options: Any) -> tuple[Run, dict[str, Any], dict[str, Any]]:
@@ -357,9 +404,8 @@ def test_the_first_micro_batchs_gradients_are_struck_in_a_pipeline(tmp_path: Pat
 @pytest.mark.parametrize(
     ("layout", "table", "message"),
     [
-        ("fsdp:2", {}, "local gradients lie in FSDP's own buffers under fsdp; strike the summed ones (gradient)"),
-        ("fsdp:2+tensor:2", {}, "local gradients lie in FSDP's own buffers under fsdp; strike the summed ones"),
         ("ddp:2", {"finite": True}, "no finite, max_abs, direction or scale there"),
+        ("fsdp:2", {"direction": "0to1"}, "no finite, max_abs, direction or scale there"),
         ("single", {"effect": "scale:2"}, "no finite, max_abs, direction or scale there"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import sum_of_slices
-from flipper.training.ties import sharing
+from flipper.training.ties import parameters_of, sharing
 
 
 class OrderedReduceScatter:
@@ -43,6 +43,21 @@ def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
             if not native:
                 each.set_custom_reduce_scatter(OrderedReduceScatter())  # type: ignore[arg-type]  # its base is private
     return module
+
+
+def unsharded(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that the passes compute with, by canonical name; outside FSDP the module's own. A collective.
+
+    FSDP's are whole, and the same objects from step to step, though they have memory only while they are used: what
+    is hooked to them sees a rank's own gradients. The module may be any; its own parameters are shards again on return.
+    """
+    sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+    for each in sharded:
+        each.unshard()
+    whole = parameters_of(module)
+    for each in sharded:
+        each.reshard()
+    return whole
 
 
 def _uniform(module: nn.Module, tied: set[nn.Module]) -> list[nn.Module]:
