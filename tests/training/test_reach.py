@@ -322,17 +322,20 @@ def test_a_local_gradient_struck_on_one_rank_enters_the_sum_as_it_is(tmp_path: P
 
 
 def halves_by_hand(state: dict[str, Any], step: int) -> dict[str, list[Any]]:
-    """The gradients of half the mean loss of each half of a batch, by plain PyTorch."""
+    """The gradients of half the mean loss of each half of a batch, by plain PyTorch on one thread."""
     recipe = recipes.get("digits-mlp")
     module, data = recipe.model(), recipe.data(None)
     module.load_state_dict({name[6:]: torch.tensor(array) for name, array in state.items() if name[:6] == "model."})
     batch = seeds.batch_order(3, 0, len(data.train_targets))[step * 64 : step * 64 + 64]
     found: dict[str, list[Any]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ranks have
     for half in batch.split(32):
         loss = nn.functional.cross_entropy(module(data.train_features[half]), data.train_targets[half]) * 0.5
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         for (name, _), gradient in zip(module.named_parameters(), gradients, strict=True):
             found.setdefault(f"gradient.{name}", []).append(gradient.numpy())
+    torch.set_num_threads(threads)
     return found
 
 
