@@ -15,6 +15,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from flipper.errors import CheckpointError, MismatchError, OutputError, TrainingError, UsageError
+from flipper.training import seeds
 from flipper.training.run import TrainResult, train
 from flipper.training.spec import SUFFIXES, Event, Parallel, TrainSpec, checkpoint_path
 
@@ -196,6 +197,18 @@ def test_a_generators_state_that_torch_does_not_take_is_named(
     with pytest.raises(MismatchError, match=r"^can't resume: rng\.rank0\.cpu is no generator's state: "):
         resume(path)
     assert resume(path, "ddp:2").first_step == STEPS
+
+
+def test_generators_of_a_cpu_do_not_carry_over_to_a_gpu_whose_own_would_stay_as_they_are(
+    run: dict[str, TrainResult],
+) -> None:
+    state = {name: torch.tensor(array) for name, array in load_file(saved(run, "safetensors")).items()}
+    with torch.random.fork_rng():
+        before = torch.manual_seed(4).get_state()
+        assert not seeds.reinstate(state, 0, "single", torch.device("cuda"))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert seeds.reinstate(state, 0, "single", torch.device("cpu"))
+        assert torch.equal(torch.get_rng_state(), state["rng.rank0.cpu"])
 
 
 def test_a_checkpoint_that_another_run_has_saved_meanwhile_is_never_written_over(tmp_path: Path) -> None:
