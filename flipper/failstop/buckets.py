@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flipper.training.parallel.reduction import ordered_sum
+from flipper.failstop.survivor import Survivor
 
 PARTS: Final = 3
 """Buckets that a small model is cut into, about."""
@@ -71,16 +70,18 @@ class Reducer:
     """Averages and applies the buckets of one model in order.
 
     optimizer: the recipe's, of all parameters; each bucket is updated by one like it that shares its state.
-    before: called in the thread before a bucket is averaged.
+    survivor: this rank, which talks to the others. before: called in the thread before a bucket is averaged.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, before: Callable[[int], None]) -> None:
+    def __init__(
+        self, module: nn.Module, optimizer: Optimizer, survivor: Survivor, before: Callable[[int], None]
+    ) -> None:
         self.buckets = bucketed(module.parameters())
         self.done: set[int] = set()
-        self.group: dist.ProcessGroup | None = None
         self.rate = 1.0
         self._optimizer = optimizer
         self._optimizers = [_part_of(optimizer, bucket) for bucket in self.buckets]
+        self._survivor = survivor
         self._before = before
         self._number = {parameter: k for k, bucket in enumerate(self.buckets) for parameter in bucket}
         self._missing: list[int] = []
@@ -112,20 +113,20 @@ class Reducer:
         return self._sent == len(self.buckets)
 
     def average(self, number: int, scale: float = 1.0) -> None:
-        """Average one bucket over the group and apply it."""
+        """Average one bucket over all ranks and apply it."""
         bucket = self.buckets[number]
         flat = self._flat(bucket)
         if scale != 1:
             flat = flat * scale
         with contact():
-            total = ordered_sum(flat, self.group)
+            total = self._survivor.summed(flat)
         self._take(number, total)
 
     def share(self, number: int, donor: int, have: bool) -> None:
         """Take a bucket's average from the rank that has it, where it isn't applied yet. have: whether it is here."""
         flat = self._flat(self.buckets[number])
         with contact():
-            dist.broadcast(flat, donor, self.group)
+            self._survivor.share(flat, donor)
         if not have:
             self._take(number, flat)
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from flipper.errors import TrainingError
@@ -15,11 +14,10 @@ from flipper.failstop.buckets import LostContact, contact
 from flipper.failstop.messages import MET
 from flipper.failstop.overlapped import Overlapped
 from flipper.failstop.spec import FailstopSpec
-from flipper.failstop.survivor import Survivor
+from flipper.failstop.survivor import GlooSurvivor, Survivor
 from flipper.training import loop
 from flipper.training.layouts import Parallel
 from flipper.training.parallel import device_of
-from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.whole import Whole
 from flipper.training.ranks import Place
 from flipper.training.recipes.parts import model_of
@@ -30,8 +28,13 @@ from flipper.training.ties import ties_of
 def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:
     """One rank's part of the run. send: events and messages, to the launching process."""
     began = time.monotonic()
-    survivor = Survivor(place, send, job.kills)
-    run = loop.begin(job.train, place, send, functools.partial(_set_up, job, survivor))
+    survivor = GlooSurvivor(place, send, job.kills)
+    run_through(job, survivor, send, began)
+
+
+def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], None], began: float) -> None:
+    """The run of one rank, from its first step to its last. began: CLOCK_MONOTONIC, in seconds."""
+    run = loop.begin(job.train, survivor.place, send, functools.partial(_set_up, job, survivor))
     layout = run.layout
     assert isinstance(layout, Overlapped)
     layout.completed = run.progress.step
@@ -59,7 +62,7 @@ def _set_up(
     native: bool,
 ) -> Overlapped:
     """As parallel.set_up."""
-    grid = Grid.of(parallel, place, device_of(place))
+    grid = survivor.grid(parallel, device_of(place))
     model = model_of(recipe)
     engine = Whole(recipe, model.to(grid.device), lambda module: module)
     return Overlapped(grid, recipe, engine, ties_of(model), survivor, job)
@@ -74,7 +77,7 @@ def _together(layout: Overlapped, phase: str, work: Callable[[], None]) -> None:
                 work()
             layout.phase = MET[phase]
             with contact():
-                dist.barrier()
+                layout.survivor.meet()
             return
         except LostContact as error:
             said = str(error)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from flipper.errors import UsageError
@@ -17,7 +17,7 @@ from flipper.failstop.messages import Lost, Plan
 from flipper.failstop.snapshot import Snapshot
 from flipper.failstop.spec import FailstopSpec
 from flipper.failstop.survivor import Survivor
-from flipper.training.layouts import Parallel
+from flipper.training.canonical import State
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.layout import Layout, StepResult
 from flipper.training.parallel.shards import Shard
@@ -40,7 +40,7 @@ class Overlapped(Layout):
         self.phase = "meet"
         self.result: StepResult | None = None
         self._job = job
-        self._reducer = Reducer(self.module, self.optimizer, self._meet_before)
+        self._reducer = Reducer(self.module, self.optimizer, survivor, self._meet_before)
         self._snapshot = Snapshot(self.module, self.optimizer, whole=job.recovery == "rollback")
         self._sizes: list[int] = []
         self._loss = torch.zeros(())
@@ -64,7 +64,8 @@ class Overlapped(Layout):
         self.phase = "meet"
         self._snapshot.take()
         result = None
-        attempt: Callable[[], StepResult] = lambda: self._whole_step(features, targets, batch)  # noqa: E731
+        whole = partial(self._whole_step, features, targets, batch)
+        attempt: Callable[[], StepResult] = whole
         while result is None:
             try:
                 result = attempt()
@@ -76,7 +77,7 @@ class Overlapped(Layout):
             action = plan.actions[self.grid.rank]
             if action == "redo":
                 self._snapshot.restore()
-                self.phase = "meet"
+                self.phase, attempt = "meet", whole
             elif action == "finish":
                 attempt = self._finishing(plan)
             elif action == "done":
@@ -92,28 +93,30 @@ class Overlapped(Layout):
 
     def recover(self, said: str) -> Plan:
         """After a loss: go into the survivors' group. said: what was seen of it."""
-        self._reducer.group = None
+        device, parallel = self.grid.device, self.grid.parallel
         del self.grid
         plan = self.survivor.recover(lambda generation: self._report(generation, said))
-        place = self.survivor.place
-        self.regroup(Grid.of(Parallel("ddp", place.world), place, self._device))
-        self._reducer.group = self.grid.replicas
+        self.regroup(self.survivor.grid(parallel, device))
         return plan
+
+    def whole(self, shards: Mapping[str, Shard], replica: int = 0) -> State:
+        """As Layout.whole; a replica has all of it, and nobody needs to be asked."""
+        if self.grid.rank != replica:
+            return {}
+        return {name: shard.tensor.detach().cpu().clone() for name, shard in shards.items()}
+
+    def _everyones(self, mine: Tensor) -> Tensor:
+        return self.survivor.everyones(mine)
 
     def _report(self, generation: int, said: str) -> Lost:
         result = None if self.result is None else (self.result.loss, self.result.grad_norm, self.result.lr)
         done = frozenset(self._reducer.done) if self.phase in ("reduce", "measure") else frozenset()
         return Lost(generation, self.completed, self.phase, done, result, said, time.monotonic())
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
     def _whole_step(self, features: Tensor, targets: Tensor, batch: Tensor) -> StepResult:
         reducer = self._reducer
-        reducer.group = self.grid.replicas
         with contact():
-            dist.barrier()
+            self.survivor.meet()
             self.survivor.meet_and_die(self.completed + 1)
         self.optimizer.zero_grad()
         self._sync_buffers()
@@ -175,7 +178,7 @@ class Overlapped(Layout):
         """Give every replica the first one's, as DistributedDataParallel does before each forward pass."""
         with contact():
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0)
+                self.survivor.share(buffer, 0)
 
     def _meet_before(self, bucket: int) -> None:
         with contact():

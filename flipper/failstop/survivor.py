@@ -1,66 +1,132 @@
-"""A survivor: what a rank does when contact is lost, until it is in the group of those that are left."""
+"""A survivor: this rank among those that are left, how they talk, and what it does when contact is lost."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from flipper.errors import TrainingError
 from flipper.failstop.kills import SIGNALS, Kill
 from flipper.failstop.messages import Dying, Joined, Lost, Plan, Ready, await_leave, await_plan
 from flipper.training.launch import GRACE_SECONDS
-from flipper.training.ranks import Place
+from flipper.training.layouts import Parallel
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.reduction import ordered_sum
+from flipper.training.ranks import Place, make_group
 
 JOINING_SECONDS: Final = 10.0
 """To make the survivors' group: all are there already."""
 
 
-class Survivor:
-    """This rank, by its number at the start, and the process group that it is in.
+class Survivor(ABC):
+    """This rank. All but `grid`, `meet_and_die` and `recover` raise RuntimeError when another rank is lost.
 
-    send: to the launching process.
+    origin: its number at the start. place: as it is now. ranks: the numbers at the start of all that are left, in the
+    order of their new ones. generation: how many groups there were before this one.
     """
 
     def __init__(self, place: Place, send: Callable[[object], None], kills: tuple[Kill, ...]) -> None:
+        """send: to the launching process."""
         self.origin = place.rank
         self.place = place
         self.ranks = tuple(range(place.world))
         self.generation = 0
         self.kills = kills
         self._send = send
-        self._folder = Path(place.rendezvous.removeprefix("file://")).parent
+
+    @abstractmethod
+    def grid(self, parallel: Parallel, device: torch.device) -> Grid:
+        """The ranks that are left."""
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Wait for all."""
+
+    @abstractmethod
+    def summed(self, flat: Tensor) -> Tensor:
+        """The sum of everyone's vector, in rank order."""
+
+    @abstractmethod
+    def share(self, tensor: Tensor, rank: int) -> None:
+        """Fill the tensor with that of one rank."""
+
+    @abstractmethod
+    def everyones(self, mine: Tensor) -> Tensor:
+        """Each rank's vector, by rank."""
+
+    @abstractmethod
+    def recover(self, report: Callable[[int], Lost]) -> Plan:
+        """Join the others that are left; what this rank does then is plan.actions[rank].
+
+        report: where this rank is, given the generation that broke. The caller has let go of all that hangs on it.
+        """
 
     def meet_and_die(self, step: int, bucket: int | None = None) -> None:
         """Where a kill is due: meet, so that all have come exactly as far; who is to die ends, the others notice."""
         due = [kill for kill in self.kills if (kill.step, kill.bucket) == (step, bucket) and kill.rank in self.ranks]
         if due:
-            dist.barrier()
+            self.meet()
             for kill in due:
                 self._die_by(kill)
-            dist.barrier()
+            self.meet()
+
+    def _die_in_recovery(self) -> None:
+        for kill in self.kills:
+            if kill.recovery == self.generation:
+                self._die_by(kill)
+
+    def _die_by(self, kill: Kill) -> None:
+        if kill.rank == self.origin:
+            self._send(Dying(time.monotonic()))
+            os.kill(os.getpid(), SIGNALS[kill.signal])
+            while True:  # another thread may take the signal, and this one must not go on meanwhile
+                time.sleep(1)
+
+
+class GlooSurvivor(Survivor):
+    """Ranks of torch.distributed; the launching process says who is left."""
+
+    def __init__(self, place: Place, send: Callable[[object], None], kills: tuple[Kill, ...]) -> None:
+        super().__init__(place, send, kills)
+        self._folder = Path(place.rendezvous.removeprefix("file://")).parent
+
+    def grid(self, parallel: Parallel, device: torch.device) -> Grid:
+        """A collective, as it makes process groups."""
+        return Grid.of(replace(parallel, data_size=self.place.world), self.place, device)
+
+    def meet(self) -> None:
+        dist.barrier()
+
+    def summed(self, flat: Tensor) -> Tensor:
+        return ordered_sum(flat)
+
+    def share(self, tensor: Tensor, rank: int) -> None:
+        dist.broadcast(tensor, rank)
+
+    def everyones(self, mine: Tensor) -> Tensor:
+        everyone = mine.new_empty((self.place.world, len(mine)))
+        dist.all_gather(list(everyone.unbind()), mine)
+        return everyone
 
     def recover(self, report: Callable[[int], Lost]) -> Plan:
-        """Tell of the loss, and join the others that are left; what this rank does then is plan.actions[rank].
-
-        report: what to tell, given the generation that broke. The caller has let go of all that hangs on the group.
-        """
         self._leave()
         self._send(report(self.generation))
         patience = self.place.timeout + 2 * GRACE_SECONDS + JOINING_SECONDS
         while True:
             plan = await_plan(self._folder, self.generation + 1, patience)
             self.generation = plan.generation
-            for kill in self.kills:
-                if kill.recovery == self.generation:
-                    self._die_by(kill)
+            self._die_in_recovery()
             if self.origin not in plan.ranks:
                 raise TrainingError("taken for dead by the launching process")
             self._send(Ready(self.generation))
@@ -79,37 +145,14 @@ class Survivor:
             rendezvous=f"file://{self._folder}/rendezvous-{plan.generation}",
         )
         try:
-            self._make_group(min(JOINING_SECONDS, self.place.timeout))
+            make_group(replace(self.place, timeout=min(JOINING_SECONDS, self.place.timeout)))
+            dist.barrier()
         except RuntimeError:
             return False
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.place.timeout))
         self._send(Joined(self.generation, time.monotonic()))
         return True
-
-    def _make_group(self, seconds: float) -> None:
-        dist.init_process_group(
-            dist_backend(self.place),
-            init_method=self.place.rendezvous,
-            rank=self.place.rank,
-            world_size=self.place.world,
-            timeout=datetime.timedelta(seconds=seconds),
-        )
-        dist.barrier()
-        group = dist.group.WORLD
-        assert group is not None
-        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.place.timeout), group)
 
     def _leave(self) -> None:
         with suppress(RuntimeError, AssertionError, ValueError):  # there may be none, or half of one
             dist.destroy_process_group()
-
-    def _die_by(self, kill: Kill) -> None:
-        if kill.rank == self.origin:
-            self._send(Dying(time.monotonic()))
-            os.kill(os.getpid(), SIGNALS[kill.signal])
-
-
-def dist_backend(place: Place) -> str:
-    """gloo, and nccl beside it where ranks compute on GPUs; as ranks.py makes the first group."""
-    import torch
-
-    return "cpu:gloo,cuda:nccl" if place.device != "cpu" and torch.cuda.is_available() else "gloo"

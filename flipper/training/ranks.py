@@ -165,13 +165,20 @@ def run_here(body: Body, place: Place, on_event: Emit) -> None:
 
 
 def _set_up(place: Place) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    make_group(place)
+
+
+def make_group(place: Place) -> None:
+    """Make the process group of all ranks: gloo, and nccl beside it where ranks compute on GPUs; a collective."""
     import datetime
 
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     cuda = place.device != "cpu" and torch.cuda.is_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
