@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -19,6 +20,16 @@ from flipper.errors import CheckpointError, UsageError
 
 Edit = tuple[Tensor, Int, Bits]
 """A change inside one tensor: flat indexes, ascending and distinct, and the XOR of each element."""
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a file, and where it lies in one that was written anew from it, maybe with other content."""
+
+    start: int
+    size: int
+    new_start: int
+    new_size: int
+
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements of one block when a whole tensor is streamed."""
@@ -98,10 +109,13 @@ class Checkpoint:
         """
         return offsets[:0], masks[:0]
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
+    def rewrite(
+        self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False
+    ) -> tuple[Region, ...]:
         """Make edits of tensors that are not patchable in `target`, a copy of `file` that is already patched.
 
-        keep_checksums: leave those of what is rewritten as they were.
+        keep_checksums: leave those of what is rewritten as they were. Returns the regions of `file`, from end to end,
+        when `rewrites_in_place` doesn't hold; they are in the same order in both files.
         """
         raise CheckpointError("unsupported-storage", f"{self.path}: {self.format} has nothing to rewrite")
 

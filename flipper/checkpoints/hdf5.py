@@ -13,7 +13,7 @@ import numpy as np
 
 from flipper.bits.layout import Bits
 from flipper.checkpoints import keras_names
-from flipper.checkpoints.checkpoint import BLOCK_ELEMENTS, Checkpoint, Edit
+from flipper.checkpoints.checkpoint import BLOCK_ELEMENTS, Checkpoint, Edit, Region
 from flipper.checkpoints.elements import Int
 from flipper.checkpoints.hdf5_boxed import Boxes, BoxReader, read_boxed, stream
 from flipper.checkpoints.hdf5_chunks import Chunks
@@ -61,7 +61,9 @@ class Hdf5File(Checkpoint):
         with opened(self.path) as file:
             yield from stream(BoxReader(_dataset(file, place)), tensor, place.order, count)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
+    def rewrite(
+        self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False
+    ) -> tuple[Region, ...]:
         """XOR elements of filtered, compact and sparse datasets in `target`, a copy of the file.
 
         A filtered chunk keeps its place when it can be encoded in the size that it had, else HDF5 moves it and the
@@ -80,6 +82,7 @@ class Hdf5File(Checkpoint):
                 place = tensor.place
                 if isinstance(place, Boxes) and len(flat):
                     rewrite_boxed(_dataset(written, place), tensor, place.order, (flat, xor), patched)
+        return ()
 
     def problems(self) -> Iterator[str]:
         """Chunks that HDF5 can't decode: a Fletcher-32 checksum that doesn't hold, a damaged compressed stream."""

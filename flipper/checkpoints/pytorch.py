@@ -11,7 +11,7 @@ import numpy as np
 from flipper.bits.layout import Bits
 from flipper.checkpoints.archive_crcs import crc_masks, problems
 from flipper.checkpoints.archives import STORED, Archive, Entry, broken, mentions
-from flipper.checkpoints.checkpoint import Checkpoint, Edit
+from flipper.checkpoints.checkpoint import Checkpoint, Edit, Region
 from flipper.checkpoints.elements import Bytes, Int, byte_masks, combine, gather
 from flipper.checkpoints.inflate import inflated
 from flipper.checkpoints.known_globals import known
@@ -62,7 +62,9 @@ class PyTorchFile(Checkpoint):
         """The bytes of every stored copy of the CRCs of struck entries; none in an archive without CRCs."""
         return crc_masks([(0, self.archive)], offsets, masks)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
+    def rewrite(
+        self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False
+    ) -> tuple[Region, ...]:
         """Make edits inside deflated entries: the archive is written anew with these entries changed."""
         parts: dict[str, list[tuple[Int, Bytes]]] = {}
         for tensor, flat, xor in edits:
@@ -77,7 +79,7 @@ class PyTorchFile(Checkpoint):
             for entry, found in parts.items()
         }
         changes = {entry: change for entry, change in changes.items() if len(change[0])}
-        rezip(Archive(Source(target)), changes, target, keep_checksums)
+        return rezip(Archive(Source(target)), changes, target, keep_checksums)
 
     def _read_boxed(self, tensor: Tensor, flat: Int) -> Bits:
         place = tensor.place

@@ -13,6 +13,7 @@ import numpy as np
 
 from flipper.checkpoints.archive_crcs import without_crcs
 from flipper.checkpoints.archives import STORED, Archive, Entry
+from flipper.checkpoints.checkpoint import Region
 from flipper.checkpoints.crc import crc_changes
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.inflate import inflated
@@ -28,40 +29,50 @@ _PADDING = 0x4246
 _FULL = 0xFFFFFFFF
 
 
-def rezip(archive: Archive, changes: Mapping[str, Change], target: Path, keep_crcs: bool = False) -> None:
+def rezip(archive: Archive, changes: Mapping[str, Change], target: Path, keep_crcs: bool = False) -> tuple[Region, ...]:
     """Replace `target` by `archive` with deflated entries changed: by name, what to XOR where.
 
     Entries keep their order, names, dates, comments and CRCs, which follow the change unless `keep_crcs`; aligned
-    ones stay aligned.
+    ones stay aligned. Returns the regions of both files, from end to end: what precedes the entries, which is left out,
+    header and content of each entry, and the directory with what follows it.
     """
     with atomic_output(target, force=True) as path, path.open("w+b") as output:
         shutil.copymode(target, path)
         records = []
+        regions = [Region(0, archive.entries[0].header if archive.entries else archive.directory, 0, 0)]
         unchecked = without_crcs(archive)
         for entry in archive.entries:
             change = changes.get(entry.name)
             start = output.tell()
             if change is None:
-                _copy_entry(archive, entry, output)
+                regions += _copy_entry(archive, entry, output)
                 records.append(_record(archive, entry, start, entry.flags, entry.crc, entry.packed))
             else:
                 crc = entry.crc if keep_crcs or entry.name in unchecked else _changed_crc(entry, change)
                 packed = _change_entry(archive, entry, change, crc, output)
+                regions.append(Region(entry.header, entry.limit - entry.header, start, output.tell() - start))
                 records.append(_record(archive, entry, start, entry.flags & ~8, crc, packed))
+        start = output.tell()
         _write_directory(archive, records, output)
+        regions.append(Region(archive.directory, archive.source.size - archive.directory, start, output.tell() - start))
+    return tuple(regions)
 
 
-def _copy_entry(archive: Archive, entry: Entry, output: BinaryIO) -> None:
+def _copy_entry(archive: Archive, entry: Entry, output: BinaryIO) -> tuple[Region, Region]:
     """Header, content and what follows it up to the next entry, as they are; only the padding may change."""
     header, extra = _local_header(archive, entry)
-    start = archive.data_start(entry)
+    start, new_start = archive.data_start(entry), output.tell()
     if entry.method == STORED and start % ALIGNMENT == 0:
         rest = _fields(extra, _PADDING)
         missing = -(output.tell() + len(header) + len(rest) + 4) % ALIGNMENT
         extra = rest + struct.pack("<HH", _PADDING, missing) + b"Z" * missing
-    output.write(header[:28] + struct.pack("<H", len(extra)) + header[30:] + extra)
+    written = output.write(header[:28] + struct.pack("<H", len(extra)) + header[30:] + extra)
     for first in range(start, entry.limit, PIECE):
         output.write(archive.source.read(first, min(PIECE, entry.limit - first)))
+    return (
+        Region(entry.header, start - entry.header, new_start, written),
+        Region(start, entry.limit - start, new_start + written, entry.limit - start),
+    )
 
 
 def _changed_crc(entry: Entry, change: Change) -> int:

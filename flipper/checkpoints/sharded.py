@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flipper.bits.layout import Bits
-from flipper.checkpoints.checkpoint import Checkpoint, Edit
+from flipper.checkpoints.checkpoint import Checkpoint, Edit, Region
 from flipper.checkpoints.elements import Bytes, Int
 from flipper.checkpoints.formats import open_checkpoint
 from flipper.checkpoints.source import Source
@@ -64,11 +64,13 @@ class ShardedDirectory(Checkpoint):
         """What the shard's own format asks for."""
         return self.shards[file].checksum_masks("", offsets, masks)
 
-    def rewrite(self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False) -> None:
+    def rewrite(
+        self, target: Path, file: str, edits: Sequence[Edit], keep_checksums: bool = False
+    ) -> tuple[Region, ...]:
         """Leave the edits of one shard to its own format."""
         shard = self.shards[file]
         mine = [(shard.tensor(tensor.name), flat, xor) for tensor, flat, xor in edits]
-        shard.rewrite(target, "", mine, keep_checksums)
+        return shard.rewrite(target, "", mine, keep_checksums)
 
     def problems(self) -> Iterator[str]:
         """What is wrong with each shard."""

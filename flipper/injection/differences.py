@@ -26,7 +26,7 @@ def differing_runs(before: Path, after: Path) -> Iterator[tuple[int, bytes, byte
                 return
             common = min(len(left), len(right))
             if left[:common] != right[:common]:
-                yield from _runs(offset, left[:common], right[:common])
+                yield from runs(offset, left[:common], right[:common])
             if len(left) != len(right):
                 yield offset + common, left[common:], right[common:]
             offset += max(len(left), len(right))
@@ -48,7 +48,8 @@ def patches_between(file: str, before: Path, after: Path) -> tuple[Patch, ...]:
     return tuple(Patch(file, *run) for run in differing_runs(before, after))
 
 
-def _runs(offset: int, left: bytes, right: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+def runs(offset: int, left: bytes, right: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Offset, bytes before, bytes after of each run in which two blocks of one size differ; `offset` is theirs."""
     places = np.flatnonzero(np.frombuffer(left, np.uint8) != np.frombuffer(right, np.uint8))
     edges = np.flatnonzero(np.diff(places) > JOINED) + 1
     for run in np.split(places, edges):

@@ -17,6 +17,7 @@ from flipper.injection.copying import copy, link_or_copy
 from flipper.injection.differences import patches_between
 from flipper.injection.in_place import alter_in_place
 from flipper.injection.manifest import Manifest, ManifestFiles, manifest_output, remove_manifest
+from flipper.injection.moved import moved_patches
 from flipper.injection.patching import copy_patched
 from flipper.injection.recording import (
     Record,
@@ -164,11 +165,11 @@ def _write_altered(
         return Rewritten(tuple(checksum_patches(checkpoint, changes, file)))
     mode = target.stat().st_mode
     target.chmod(mode | 0o200)
-    checkpoint.rewrite(target, file, changes.edits[file], keep_checksums)
+    regions = checkpoint.rewrite(target, file, changes.edits[file], keep_checksums)
     target.chmod(mode)
-    if not checkpoint.rewrites_in_place:
-        return Rewritten(moved=True)
-    return Rewritten(patches_between(file, original, target), ((file, original.stat().st_size),))
+    moved = not checkpoint.rewrites_in_place
+    patches = moved_patches(file, original, target, regions) if moved else patches_between(file, original, target)
+    return Rewritten(patches, ((file, original.stat().st_size),), moved)
 
 
 def _refuse_same(checkpoint: Checkpoint, output: Path) -> None:

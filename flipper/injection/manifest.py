@@ -43,8 +43,9 @@ class Patch:
 class Manifest:
     """What was done to a checkpoint. Fields as INTERFACE section 5 names them.
 
-    table: the faults. rewritten: an archive whose later entries moved, so that bytes can't be undone.
-    keep_checksums: they were left stale. drawn: faults; several may be one row. sizes: of grown files, before.
+    table: the faults. sizes: of files that were rewritten, before. rewritten: they are archives whose entries moved;
+    their patches follow each other in the file, and the two sides of one may differ in length.
+    keep_checksums: they were left stale. drawn: faults; several may be one row.
     """
 
     source: Mapping[str, Any]

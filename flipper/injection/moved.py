@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 from flipper.checkpoints.checkpoint import Region
 from flipper.checkpoints.output import PIECE, atomic_output
@@ -26,7 +27,7 @@ def moved_patches(file: str, before: Path, after: Path, regions: Sequence[Region
     patches, recorded = [], sum(one.size + one.new_size for one in regions if one.size != one.new_size)
     if recorded > RECORDED:
         return ()
-    with Source(before) as old, Source(after) as new:
+    with closing(Source(before)) as old, closing(Source(after)) as new:
         for region in regions:
             for offset, left, right in _differing(old, new, region):
                 patches.append(Patch(file, offset, left, right))
@@ -47,15 +48,54 @@ def _differing(old: Source, new: Source, region: Region) -> Iterator[tuple[int, 
             yield from runs(region.new_start + first, left, right)
 
 
-def put_together(path: Path, patches: Sequence[Patch], size: int) -> None:
-    """Give a file whose parts moved the bytes it had before, `size` of them: whole under its name, or not at all.
+def is_back(path: Path, patches: Sequence[Patch], size: int) -> bool:
+    """Whether a file has its bytes before the injection already, `size` of them, and not those after it.
 
-    patches: those of the file, from check_moved.
+    patches: those of the file, in order. Raises MismatchError when it has neither.
     """
-    with Source(path) as altered, atomic_output(path, force=True, sync=True) as temporary:
+    new_size = size + sum(len(one.after) - len(one.before) for one in patches)
+    former, at = [], 0
+    for one in patches:
+        former.append((one.offset + at, one.before))
+        at += len(one.before) - len(one.after)
+    try:
+        with open(path, "rb") as file:
+            seen = file.seek(0, 2)
+            if seen == new_size and _holds(file, [(one.offset, one.after) for one in patches]):
+                return False
+            if seen == size and _holds(file, former):
+                return True
+    except OSError as error:
+        raise MismatchError(f"{path}: {error.strerror}; nothing was undone") from error
+    what = f"its {seen} bytes are neither those before the injection ({size} of them) nor those after it ({new_size})"
+    raise MismatchError(f"{path}: {what}; nothing was undone")
+
+
+def _holds(file: BinaryIO, pieces: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether all these bytes stand at their places, which ascend."""
+    end = 0
+    for offset, data in pieces:
+        if offset < end:
+            return False
+        end = offset + len(data)
+        file.seek(offset)
+        if file.read(len(data)) != data:
+            return False
+    return True
+
+
+def put_together(path: Path, patches: Sequence[Patch]) -> None:
+    """Give a file for which `is_back` is false its bytes before the injection: all at once, on the disk."""
+    with open(path, "rb") as altered, atomic_output(path, force=True, sync=True) as temporary:
         shutil.copymode(path, temporary)
-        with open(temporary, "wb") as output:
-            at = 0
-            for patch in patches:
-                _copy(altered, at, patch.offset, output.fileno())
-                at = patch.offset + len(patch.after)
+        with open(temporary, "r+b") as output:
+            for one in patches:
+                _copy(altered, output, one.offset - altered.tell())
+                output.write(one.before)
+                altered.seek(len(one.after), 1)
+            shutil.copyfileobj(altered, output, PIECE)
+
+
+def _copy(source: BinaryIO, target: BinaryIO, count: int) -> None:
+    while count:
+        count -= target.write(source.read(min(PIECE, count)))

@@ -39,7 +39,8 @@ class Record:
 class Rewritten:
     """What came of files that were rewritten. patches: the bytes that differ; sizes: of these files before.
 
-    moved: whether whole entries moved, so that places in the output are no longer those of the source.
+    moved: whether whole entries moved, so that places in the output are no longer those of the source. The two sides
+    of a patch of such a file may differ in length; it has none when they are too long to be recorded.
     """
 
     patches: tuple[Patch, ...] = ()

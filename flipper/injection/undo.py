@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from flipper.checkpoints.elements import byte_masks, combine
 from flipper.errors import FlipperError, MismatchError, OutputError, UsageError
 from flipper.injection.changes import Masks
 from flipper.injection.manifest import Manifest, Patch, read_manifest, remove_manifest
+from flipper.injection.moved import is_back, put_together
 from flipper.injection.patching import patch, write_runs
 from flipper.injection.recording import stacked_manifests
 from flipper.injection.scratch import clear_scratch
@@ -31,14 +33,15 @@ def undo(path: str | os.PathLike[str], manifest: str | os.PathLike[str] | None =
         clear_scratch(target)
     place = Path(manifest) if manifest is not None else newest_manifest(target)
     record = read_manifest(place)
-    if record.rewritten:
-        raise FlipperError(f"{target}: its archive was written anew, so bytes can't be put back; take the source again")
-    _check_patches(target, record)
+    moved = _moved(target, record)
+    plain = _patches_by_file(record, without=record.sizes if record.rewritten else ())
+    _check_patches(target, record, plain)
     elements = _element_masks(target, record)
     try:
-        for name in sorted({one.file for one in record.patches} | set(record.sizes)):
-            runs = [(one.offset, one.before) for one in record.patches if one.file == name]
-            write_runs(_file(target, name), runs, record.sizes.get(name))
+        for name, patches in plain.items():
+            write_runs(_file(target, name), [(one.offset, one.before) for one in patches], record.sizes.get(name))
+        for file, patches in moved.items():
+            put_together(file, patches)
         for path, masks in elements.items():
             patch(path, *masks, sync=True)
     except OSError as error:
@@ -72,10 +75,27 @@ def _file(target: Path, name: str) -> Path:
     return target / name if target.is_dir() else target
 
 
-def _check_patches(target: Path, record: Manifest) -> None:
-    for name in sorted({one.file for one in record.patches} | set(record.sizes)):
-        _check_size(_file(target, name), record.sizes.get(name), [one for one in record.patches if one.file == name])
-    for one in record.patches:
+def _patches_by_file(record: Manifest, without: Collection[str] = ()) -> dict[str, list[Patch]]:
+    """The patches of each file that has some or was rewritten."""
+    names = sorted(({one.file for one in record.patches} | set(record.sizes)) - set(without))
+    return {name: [one for one in record.patches if one.file == name] for name in names}
+
+
+def _moved(target: Path, record: Manifest) -> dict[Path, list[Patch]]:
+    """The patches of files whose entries moved, without those that are as before the injection already."""
+    if not record.rewritten:
+        return {}
+    patches = {name: [one for one in record.patches if one.file == name] for name in record.sizes}
+    if not patches or not all(patches.values()):
+        raise FlipperError(f"{target}: too much of its archive was packed anew to be recorded; take the source again")
+    paths = {name: _file(target, name) for name in patches}
+    return {paths[name]: mine for name, mine in patches.items() if not is_back(paths[name], mine, record.sizes[name])}
+
+
+def _check_patches(target: Path, record: Manifest, plain: dict[str, list[Patch]]) -> None:
+    for name, patches in plain.items():
+        _check_size(_file(target, name), record.sizes.get(name), patches)
+    for one in (one for patches in plain.values() for one in patches):
         path = _file(target, one.file)
         try:
             with open(path, "rb") as file:
@@ -131,7 +151,8 @@ def _between(seen: bytes, one: Patch) -> bool:
 def _element_masks(target: Path, record: Manifest) -> dict[Path, Masks]:
     """What to XOR so that struck elements are as before; files that were rewritten have all their bytes in patches."""
     rewritten = [number for number, file in enumerate(record.table.files) if "" in record.sizes or file in record.sizes]
-    if not np.any((record.table.offset >= 0) & ~np.isin(record.table.file, rewritten)):
+    placed = (record.table.offset >= 0) | record.rewritten  # where entries moved, no offset is recorded at all
+    if not np.any(placed & ~np.isin(record.table.file, rewritten)):
         return {}  # a file that is half rewritten may not even open
     pieces: dict[str, list[Masks]] = {}
     with open_checkpoint(target) as checkpoint:
