@@ -129,7 +129,9 @@ def _tensor(source: Source, name: str, entry: object, data_start: int) -> Tensor
         raise _broken(source, f"{name!r} has {len(shape)} axes; the limit is {DIMENSIONS}")
     layout = bits.layout(dtype)
     needed, odd = divmod(math.prod(shape) * layout.width * layout.components, 8)
-    if odd or needed != span[1] - span[0]:
+    if odd:
+        raise _broken(source, f"{name!r} holds {math.prod(shape)} numbers of {layout.width} bits: no whole bytes")
+    if needed != span[1] - span[0]:
         raise _broken(source, f"{name!r} needs {needed} bytes for its shape, its offsets span {span[1] - span[0]}")
     return Tensor(name, dtype, tuple(shape), Extent("", data_start + span[0]))
 

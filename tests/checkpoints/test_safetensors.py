@@ -51,6 +51,7 @@ BROKEN = {
     "a length that is no integer": ({"a": {**ROW, "shape": [2.0]}}, "natural numbers"),
     "offsets that are missing": ({"a": {"dtype": "F32", "shape": [2]}}, "data_offsets"),
     "a key of a tensor twice": (b'{"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}}', "occurs twice"),
+    "half a byte": ({"a": {**ROW, "dtype": "F4", "shape": [15]}}, "15 numbers of 4 bits"),
     "NaN": (b'{"__metadata__":{"x":NaN},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', "__metadata__"),
 }
 
