@@ -142,12 +142,12 @@ def _failstop(
     spec: TrainSpec, check: bool, kills: tuple[str, ...], options: dict[str, Any]
 ) -> FailstopSpec | None:
     """The run with what is done when ranks die; None where that wasn't asked for."""
-    if not kills and not options:
+    if not kills and not options and spec.parallel.data != "mpi":
         return None
     from flipper.failstop.kills import Kill
     from flipper.failstop.spec import FailstopSpec
 
-    if "recovery" not in options:
+    if "recovery" not in options and (kills or options):
         raise UsageError("say by --recovery what is done when a rank dies: restart, rollback or lossy")
     if check:
         raise UsageError("--control compares runs in which nobody dies; leave --kill and --recovery out")

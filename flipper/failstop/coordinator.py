@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from flipper.errors import HangError, TrainingError
-from flipper.failstop.messages import BETWEEN, MET, Dying, Joined, Lost, Plan, Ready, allow
+from flipper.failstop.messages import Dying, Joined, Lost, Ready, allow, plan_of
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import GRACE_SECONDS, Ranks
 from flipper.training.ranks import Failure
@@ -99,14 +99,12 @@ class Coordinator:
         self.alive.discard(rank)
         self.reports.pop(rank, None)
         self.untold.add(rank)
+        if self.job.recovery is None:
+            raise self.ranks.cause({rank: None})
         if self.job.recovery == "restart":
             raise RankLost(rank, self.step + 1, now - self.died[rank])
         if len(self.alive) < self.job.min_ranks:
-            lost = ", ".join(map(str, sorted(self.died)))
-            raise TrainingError(
-                f"rank {lost} died, and {len(self.alive)} of {len(self.ranks.processes)} ranks are left: "
-                f"fewer than --min-ranks {self.job.min_ranks}"
-            )
+            raise too_few(set(self.died), len(self.alive), len(self.ranks.processes), self.job.min_ranks)
         if self.stage == "readying":
             self._plan()
 
@@ -169,46 +167,13 @@ class Coordinator:
         self.untold.clear()
         self.generation += 1
         self._enter("readying")
-        plan_of(self.generation, self.job.recovery, self.reports).write(self.ranks.place)
+        plan_of(self.generation, self.job.recovery or "", self.reports).write(self.ranks.place)
 
 
-def plan_of(generation: int, recovery: str, reports: Mapping[int, Lost]) -> Plan:
-    """What each survivor does, given where it is.
-
-    All meet before a step and after what is done between steps, so that they are apart by one such part at most:
-    - some had all buckets of a step but not yet its loss, while others had that, too: it is done, with their result;
-    - some were doing a thing between steps: all do it again, but for those that had met after an earlier one;
-    - some had not met for the step under way, so that no bucket of it is averaged: all do the step anew;
-    - else all are in the midst of a step, and the recovery says what becomes of it.
-    """
-    ranks = tuple(sorted(reports))
-    completed = max(report.completed for report in reports.values())
-    behind = {rank for rank in ranks if reports[rank].completed < completed}
-    phases = {rank: reports[rank].phase for rank in ranks if rank not in behind}
-    inside = [phase for phase in phases.values() if phase not in _PLACES]
-    latest = max((_PLACES[phase] for phase in phases.values() if phase in _PLACES), default=(0, True))
-    working = bool(behind) or any(_PLACES.get(phase) == (latest[0], False) for phase in phases.values())
-    midst = not behind and len(inside) == len(phases) and "meet" not in inside
-
-    def action(rank: int) -> str:
-        if rank in behind:
-            return "done"
-        if phases[rank] in _PLACES:
-            return "again" if working and not inside and _PLACES[phases[rank]][0] == latest[0] else "on"
-        return "finish" if recovery == "lossy" and midst else "redo"
-
-    donors: dict[int, int] = {}
-    if midst:
-        for number, rank in reversed(list(enumerate(ranks))):
-            donors.update(dict.fromkeys(reports[rank].done, number))
-    result = next((reports[rank].result for rank in ranks if rank not in behind), None)
-    return Plan(generation, ranks, tuple(map(action, ranks)), donors, result)
-
-
-_PLACES: Final = {
-    phase: (number, met) for number, work in enumerate(BETWEEN) for phase, met in ((work, False), (MET[work], True))
-}
-"""Phase between steps -> its place in their order, and whether it is the meeting after."""
+def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:
+    """The error for fewer survivors than --min-ranks."""
+    lost = ", ".join(map(str, sorted(died)))
+    return TrainingError(f"rank {lost} died, and {left} of {ranks} ranks are left: fewer than --min-ranks {least}")
 
 
 def _received(connection: Connection) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +61,28 @@ class Joined:
 
     generation: int
     time: float
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A rank of MPI is there: its number, of how many, its process, and whether its MPI has ULFM."""
+
+    rank: int
+    world: int
+    pid: int
+    ulfm: bool
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The first rank of a communicator that was shrunk: who is left, by numbers at the start; the step under way; when
+    the loss was noticed; when all were in the new one; seconds that the shrinking itself took."""
+
+    ranks: tuple[int, ...]
+    step: int
+    noticed: float
+    joined: float
+    shrunk: float
 
 
 @dataclass(frozen=True)
@@ -130,3 +153,42 @@ def _plan_path(folder: Path, generation: int) -> Path:
 
 def _go_path(folder: Path, generation: int) -> Path:
     return folder / f"go-{generation}"
+
+
+def plan_of(generation: int, recovery: str, reports: Mapping[int, Lost]) -> Plan:
+    """What each survivor does, given where it is.
+
+    All meet before a step and after what is done between steps, so that they are apart by one such part at most:
+    - some had all buckets of a step but not yet its loss, while others had that, too: it is done, with their result;
+    - some were doing a thing between steps: all do it again, but for those that had met after an earlier one;
+    - some had not met for the step under way, so that no bucket of it is averaged: all do the step anew;
+    - else all are in the midst of a step, and the recovery says what becomes of it.
+    """
+    ranks = tuple(sorted(reports))
+    completed = max(report.completed for report in reports.values())
+    behind = {rank for rank in ranks if reports[rank].completed < completed}
+    phases = {rank: reports[rank].phase for rank in ranks if rank not in behind}
+    inside = [phase for phase in phases.values() if phase not in _PLACES]
+    latest = max((_PLACES[phase] for phase in phases.values() if phase in _PLACES), default=(0, True))
+    working = bool(behind) or any(_PLACES.get(phase) == (latest[0], False) for phase in phases.values())
+    midst = not behind and len(inside) == len(phases) and "meet" not in inside
+
+    def action(rank: int) -> str:
+        if rank in behind:
+            return "done"
+        if phases[rank] in _PLACES:
+            return "again" if working and not inside and _PLACES[phases[rank]][0] == latest[0] else "on"
+        return "finish" if recovery == "lossy" and midst else "redo"
+
+    donors: dict[int, int] = {}
+    if midst:
+        for number, rank in reversed(list(enumerate(ranks))):
+            donors.update(dict.fromkeys(reports[rank].done, number))
+    result = next((reports[rank].result for rank in ranks if rank not in behind), None)
+    return Plan(generation, ranks, tuple(map(action, ranks)), donors, result)
+
+
+_PLACES: Final = {
+    phase: (number, met) for number, work in enumerate(BETWEEN) for phase, met in ((work, False), (MET[work], True))
+}
+"""Phase between steps -> its place in their order, and whether it is the meeting after."""

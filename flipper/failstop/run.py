@@ -23,7 +23,7 @@ from flipper.training.spec import Event
 class FailstopResult(TrainResult):
     """What such a run came to. lost: the ranks that died, and when; world_size: how many were left at the end."""
 
-    recovery: str = "restart"
+    recovery: str | None = None
     lost: list[dict[str, object]] = field(default_factory=list)
     recovery_seconds: float = 0.0
     world_size: int = 0
@@ -91,13 +91,8 @@ def _launch_until_done(
         follow(event)
 
     while True:
-        train = job.train
-        body = functools.partial(_rank, job)
         try:
-            with started(
-                body, train.parallel.ranks, device=train.device, timeout=train.timeout, verbose=verbose
-            ) as ranks:
-                Coordinator(ranks, job, hear, step=step).follow()
+            _launch(job, hear, step, verbose)
             return
         except RankLost as death:
             lost = time.monotonic()
@@ -105,6 +100,19 @@ def _launch_until_done(
                 "event": "rank-lost", "rank": death.rank, "step": death.step, "seconds_to_detect": death.seconds
             })  # fmt: skip
             job = _restarted(job, death, result)
+
+
+def _launch(job: FailstopSpec, hear: Callable[[Event], None], step: int, verbose: bool) -> None:
+    train = job.train
+    if train.parallel.data == "mpi":
+        from flipper.failstop.mpirun import launched
+
+        with launched(job, verbose) as ranks:
+            ranks.follow(job, hear)
+        return
+    body = functools.partial(_rank, job)
+    with started(body, train.parallel.ranks, device=train.device, timeout=train.timeout, verbose=verbose) as ranks:
+        Coordinator(ranks, job, hear, step=step).follow()
 
 
 def _restarted(job: FailstopSpec, death: RankLost, result: FailstopResult) -> FailstopSpec:

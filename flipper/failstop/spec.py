@@ -19,9 +19,9 @@ LOST_SHARES: Final = ("drop", "zero")
 class FailstopSpec:
     """A training run, the deaths in it, and what is done then.
 
-    recovery: "restart" ends all ranks and goes on from the last checkpoint with as many as before; "rollback" has the
-    survivors take back the step under way and make it again among themselves; "lossy" has them keep what was averaged
-    and applied, and finish the rest among themselves.
+    recovery: with None a death ends the run; "restart" ends all ranks and goes on from the last checkpoint with as many
+    as before; "rollback" has the survivors take back the step under way and make it again among themselves; "lossy" has
+    them keep what was averaged and applied, and finish the rest among themselves.
     min_ranks: with fewer survivors the run fails.
     world_batch: of the survivors' steps: "fixed" shares the whole batch among them, "per-rank" leaves each its own
     number of samples, so that the batch is smaller. world_rate: "keep" the learning rate, or "linear": scale it by the
@@ -31,7 +31,7 @@ class FailstopSpec:
 
     train: TrainSpec
     kills: tuple[Kill, ...] = ()
-    recovery: str = "restart"
+    recovery: str | None = None
     min_ranks: int = 1
     world_batch: str = "fixed"
     world_rate: str = "keep"
@@ -40,15 +40,20 @@ class FailstopSpec:
     def __post_init__(self) -> None:
         train = self.train
         for option, value, allowed in (
-            ("--recovery", self.recovery, RECOVERIES),
+            ("--recovery", self.recovery, (None, *RECOVERIES)),
             ("--world-batch", self.world_batch, WORLD_BATCHES),
             ("--world-rate", self.world_rate, WORLD_RATES),
             ("--lost-share", self.lost_share, LOST_SHARES),
         ):
             if value not in allowed:
-                raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}")
-        if train.parallel.data != "ddp" or train.parallel.model is not None or train.parallel.ranks < 2:
-            raise UsageError(f"--recovery works under ddp:N with 2 ranks or more, not under {train.parallel}")
+                raise UsageError(f"{option} {value!r} is none of {', '.join(filter(None, allowed))}")
+        kind, alone = train.parallel.data, train.parallel.model is not None or train.parallel.ranks < 2
+        if kind not in ("ddp", "mpi") or (alone and self.recovery is not None):
+            raise UsageError(f"--recovery works under ddp:N and mpi:N with 2 ranks or more, not under {train.parallel}")
+        if kind == "mpi" and (train.probe_every or "replicas" in train.detect):
+            raise UsageError("replicas are compared under ddp:N and hooks:N; leave --probe-every out")
+        if kind == "mpi" and train.device == "cuda":
+            raise UsageError("mpi:N trains on CPUs; leave --device cuda out")
         if train.allreduce != "ordered":
             raise UsageError("--recovery sums gradients in rank order; leave --allreduce native out")
         if train.inject is not None and train.inject.target != "state":

@@ -7,8 +7,8 @@ from typing import Final
 
 from flipper.errors import UsageError
 
-DATA: Final = ("ddp", "hooks", "fsdp")
-"""Ways to share the batch: replicas averaged by DDP or tensor by tensor, and FSDP's shards."""
+DATA: Final = ("ddp", "hooks", "fsdp", "mpi")
+"""Ways to share the batch: replicas averaged by DDP, tensor by tensor, or by MPI; and FSDP's shards."""
 
 MODEL: Final = ("tensor", "pipeline", "pipeline-1f1b")
 """Ways to share the model."""
@@ -70,7 +70,7 @@ class Parallel:
     @property
     def replicated(self) -> bool:
         """Whether several ranks hold the same element, each its own copy of it and of its optimizer's state."""
-        return self.data in ("ddp", "hooks") and self.data_size > 1
+        return self.data in ("ddp", "hooks", "mpi") and self.data_size > 1
 
     def __str__(self) -> str:
         axes = ((self.data, self.data_size), (self.model, self.model_size))

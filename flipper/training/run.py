@@ -95,6 +95,8 @@ def train(
     rank 0 only, whose result is the only one with figures. limit: seconds after which the run is ended.
     Raises UsageError, CheckpointError, MismatchError, OutputError, or TrainingError when a rank fails.
     """
+    if spec.parallel.data == "mpi":
+        raise UsageError("ranks of MPI are launched by failstop.run.train_through and `flipper train`, and only there")
     result = TrainResult(spec)
 
     def follow(event: Event) -> None:

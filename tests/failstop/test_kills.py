@@ -64,7 +64,7 @@ def test_kills_that_cannot_be_are_told(kills: tuple[str, ...], said: str) -> Non
 @pytest.mark.parametrize(
     ("layout", "options", "said"),
     [
-        ("single", {}, "works under ddp:N with 2 ranks or more, not under single"),
+        ("single", {}, "works under ddp:N and mpi:N with 2 ranks or more, not under single"),
         ("ddp:1", {}, "not under ddp:1"),
         ("pipeline:2", {}, "not under pipeline:2"),
         ("ddp:2+pipeline:2", {}, r"not under ddp:2\+pipeline:2"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flipper.failstop.coordinator import plan_of
-from flipper.failstop.messages import Lost
+from flipper.failstop.messages import Lost, plan_of
 
 HERE = (0.5, 1.0, 0.1)
 BEFORE = (0.7, 2.0, 0.1)

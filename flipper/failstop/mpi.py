@@ -1,0 +1,124 @@
+"""MPI with ULFM: survivors that talk by mpi4py, and agree among themselves who is left.
+
+User Level Failure Mitigation is a part of MPI 5: a collective that a dead process takes part in raises an error, the
+communicator is revoked, and shrunk to those that live (Bland, Bouteiller, Herault, Bosilca, Dongarra, 2013).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from flipper.failstop.kills import Kill
+from flipper.failstop.messages import Lost, Plan, Shrunk, plan_of
+from flipper.failstop.survivor import Survivor
+from flipper.training.layouts import Parallel
+from flipper.training.parallel.grid import Grid
+from flipper.training.ranks import Place
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MpiGrid(Grid):
+    """Ranks of MPI, each with a whole replica; there is no mesh of torch's. comm: all that are left."""
+
+    comm: Any = None
+
+    def everyone(self, mine: T) -> list[T]:
+        said: list[T] = self.comm.allgather(mine)
+        return said
+
+
+class MpiSurvivor(Survivor):
+    """A rank of MPI. recovery: as in FailstopSpec."""
+
+    def __init__(
+        self, place: Place, send: Callable[[object], None], kills: tuple[Kill, ...], recovery: str | None
+    ) -> None:
+        super().__init__(place, send, kills)
+        self._recovery = recovery
+        self._comm: Any = MPI.COMM_WORLD.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def grid(self, parallel: Parallel, device: torch.device) -> Grid:
+        place = self.place
+        mesh: Any = None
+        return MpiGrid(replace(parallel, data_size=place.world), place.rank, device, mesh, self._comm)
+
+    def meet(self) -> None:
+        self._comm.Barrier()
+
+    def summed(self, flat: Tensor) -> Tensor:
+        """As reduction.ordered_sum: each rank sums one slice for all, in rank order."""
+        world = self.place.world
+        width = -(-flat.numel() // world)
+        padded = torch.nn.functional.pad(flat, (0, width * world - flat.numel()))
+        slices = torch.empty_like(padded)
+        self._comm.Alltoall(_bytes(padded), _bytes(slices))
+        total, *others = slices.view(world, -1).unbind()
+        total = total.clone()
+        for other in others:
+            total += other
+        result = torch.empty_like(padded)
+        self._comm.Allgather(_bytes(total), _bytes(result))
+        return result[: flat.numel()]
+
+    def share(self, tensor: Tensor, rank: int) -> None:
+        self._comm.Bcast(_bytes(tensor), root=rank)
+
+    def everyones(self, mine: Tensor) -> Tensor:
+        everyone = mine.new_empty((self.place.world, len(mine)))
+        self._comm.Allgather(_bytes(mine), _bytes(everyone))
+        return everyone
+
+    def recover(self, report: Callable[[int], Lost]) -> Plan:
+        """Revoke, agree, shrink; then all that are left tell where they are, and each works out the same plan."""
+        noticed = time.monotonic()
+        said: list[tuple[int, Lost]] = []
+        while not said:
+            _tried(self._comm.Revoke)
+            _tried(self._comm.Ack_failed)
+            _tried(self._comm.Agree, 1)
+            began = time.monotonic()
+            self._comm = self._comm.Shrink()
+            shrunk = time.monotonic() - began
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            self.generation += 1
+            self._die_in_recovery()
+            heard = _tried(self._comm.allgather, (self.origin, report(self.generation)))
+            if _tried(self._comm.Agree, int(heard is not None)):  # the same answer everywhere
+                said = heard or []
+        plan = plan_of(self.generation, self._recovery or "", dict(said))
+        self.ranks = plan.ranks
+        self.place = replace(self.place, rank=plan.ranks.index(self.origin), world=len(plan.ranks))
+        if self.place.rank == 0:
+            step = max(lost.completed for _, lost in said) + 1
+            first = min(noticed, *(lost.time for _, lost in said))
+            self._send(Shrunk(plan.ranks, step, first, time.monotonic(), shrunk))
+        return plan
+
+    def end(self) -> None:
+        """Meet, and go: MPI's own end hangs where a process has died."""
+        _tried(self._comm.Barrier)
+
+
+def _tried(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives; None when it finds that another process is gone."""
+    try:
+        return call(*arguments)
+    except MPI.Exception:
+        return None
+
+
+def _bytes(tensor: Tensor) -> list[Any]:
+    """The tensor's own memory as MPI takes it, for any dtype."""
+    memory: np.ndarray[Any, Any] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return [memory, MPI.BYTE]

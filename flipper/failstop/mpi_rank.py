@@ -1,0 +1,74 @@
+"""A rank of MPI, as mpirun starts it: `python -m flipper.failstop.mpi_rank ADDRESS`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Client, Connection
+
+from flipper.errors import FlipperError, TrainingError
+from flipper.failstop.messages import Hello
+from flipper.failstop.mpirun import KEY
+from flipper.training.ranks import Failure, Place, one_line
+
+
+def main(address: str) -> None:
+    """Connect to the launching process, get the job, run it."""
+    import mpi4py
+
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
+    ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
+    connection.send(Hello(rank, world, os.getpid(), ulfm))
+    job = connection.recv()
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    survivor = None
+    try:
+        import torch
+
+        from flipper.failstop.loop import run_through
+        from flipper.failstop.mpi import MpiSurvivor
+        from flipper.training import preload  # noqa: F401  (threads and determinism, before torch is used)
+
+        torch.set_num_threads(1)
+        place = Place(rank, world, "cpu", "mpi://", job.train.timeout, rank, world)
+        survivor = MpiSurvivor(place, connection.send, job.kills, job.recovery)
+        run_through(job, survivor, connection.send, time.monotonic())
+        survivor.end()
+    except BaseException as error:
+        known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))
+        connection.send(Failure(known, traceback.format_exc(), time.monotonic()))
+    else:
+        connection.send("done")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _works(mpi: object) -> bool:
+    """Whether this MPI knows ULFM; mpi4py has its names for any MPI."""
+    comm = mpi.COMM_WORLD.Dup()  # type: ignore[attr-defined]
+    comm.Set_errhandler(mpi.ERRORS_RETURN)  # type: ignore[attr-defined]
+    try:
+        comm.Agree(1)
+    except (mpi.Exception, NotImplementedError):  # type: ignore[attr-defined]
+        return False
+    return True
+
+
+def _end_with(connection: Connection) -> None:
+    """End this rank when the launching process is gone."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
