@@ -153,7 +153,11 @@ def _is_rank(pid: int) -> bool:
 
 @dataclass
 class MpiRanks:
-    """The ranks of one mpirun, as the launching process sees them."""
+    """The ranks of one mpirun, as the launching process sees them.
+
+    died: when each lost one died. told: those whose loss was told. step: the last one. begun: whether they train
+    already; before that each imports torch by itself, which takes seconds.
+    """
 
     connections: dict[int, Connection]
     pids: dict[int, int]
@@ -162,6 +166,7 @@ class MpiRanks:
     died: dict[int, float] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
     step: int = 0
+    begun: bool = False
 
     def follow(self, job: FailstopSpec, on_event: Callable[[Event], None]) -> None:
         """Until every survivor is done. Raises RankLost under "restart", else the FlipperError that ends the run."""
@@ -182,12 +187,14 @@ class MpiRanks:
                         self._take(rank, message, on_event, job)
             if at and self.process.poll() is not None and not ready and not done:
                 raise EndedError(f"mpirun has ended with exit code {self.process.returncode}, its ranks with it")
-            self._watch(time.monotonic() - heard, job.train.timeout, at)
+            patience = job.train.timeout if self.begun else max(job.train.timeout, STARTING_SECONDS)
+            self._watch(time.monotonic() - heard, patience, at)
 
     def _take(self, rank: int, message: object, on_event: Callable[[Event], None], job: FailstopSpec) -> None:
         match message:
             case dict():
                 self.step = message["step"] if message["event"] == "step" else self.step
+                self.begun = True
                 on_event(message)
             case Dying(time=when):
                 self.died[rank] = when
