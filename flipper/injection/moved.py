@@ -85,8 +85,12 @@ def _holds(file: BinaryIO, pieces: Sequence[tuple[int, bytes]]) -> bool:
 
 
 def put_together(path: Path, patches: Sequence[Patch]) -> None:
-    """Give a file for which `is_back` is false its bytes before the injection: all at once, on the disk."""
-    with open(path, "rb") as altered, atomic_output(path, force=True, sync=True) as temporary:
+    """Give a file for which `is_back` is false its bytes before the injection: all at once, on the disk.
+
+    One that a link leads to is meant itself; a read-only one raises PermissionError.
+    """
+    path = path.resolve()
+    with open(path, "r+b") as altered, atomic_output(path, force=True, sync=True) as temporary:
         shutil.copymode(path, temporary)
         with open(temporary, "r+b") as output:
             for one in patches:

@@ -89,6 +89,16 @@ def test_shards_of_both_kinds_are_put_back(tmp_path: Path) -> None:
         assert (out / f"{name}.bin").read_bytes() == (folder / f"{name}.bin").read_bytes()
 
 
+def test_through_a_link_the_file_that_it_leads_to_is_put_back(tmp_path: Path) -> None:
+    source = archive(tmp_path / "model.pt", "")
+    out, _ = altered(source)
+    moved_away = out.rename(tmp_path / "elsewhere.pt")
+    out.symlink_to(moved_away)
+    undo(out)
+    assert out.is_symlink()
+    assert moved_away.read_bytes() == source.read_bytes()
+
+
 def test_what_was_put_back_already_stays(tmp_path: Path) -> None:
     source = archive(tmp_path / "model.pt", "")
     out, manifest = altered(source)
