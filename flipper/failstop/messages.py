@@ -158,10 +158,11 @@ def _go_path(folder: Path, generation: int) -> Path:
 def plan_of(generation: int, recovery: str, reports: Mapping[int, Lost]) -> Plan:
     """What each survivor does, given where it is.
 
-    All meet before a step and after what is done between steps, so that they are apart by one such part at most:
+    All give what they measured at the end of a step, and meet after what is done between steps, so that they are apart
+    by one such part at most:
     - some had all buckets of a step but not yet its loss, while others had that, too: it is done, with their result;
     - some were doing a thing between steps: all do it again, but for those that had met after an earlier one;
-    - some had not met for the step under way, so that no bucket of it is averaged: all do the step anew;
+    - some had not begun to average the step under way, so that no bucket of it is averaged: all do the step anew;
     - else all are in the midst of a step, and the recovery says what becomes of it.
     """
     ranks = tuple(sorted(reports))

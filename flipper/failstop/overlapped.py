@@ -116,7 +116,6 @@ class Overlapped(Layout):
     def _whole_step(self, features: Tensor, targets: Tensor, batch: Tensor) -> StepResult:
         reducer = self._reducer
         with contact():
-            self.survivor.meet()
             self.survivor.meet_and_die(self.completed + 1)
         self.optimizer.zero_grad()
         self._sync_buffers()
@@ -176,9 +175,16 @@ class Overlapped(Layout):
 
     def _sync_buffers(self) -> None:
         """Give every replica the first one's, as DistributedDataParallel does before each forward pass."""
-        with contact():
-            for buffer in self.module.buffers():
-                self.survivor.share(buffer, 0)
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self.module.buffers():
+            kinds.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in kinds.values():  # one message for all of a kind
+            flat = torch.cat([each.reshape(-1) for each in buffers])
+            with contact():
+                self.survivor.share(flat, 0)
+            if self.grid.rank:
+                parts = torch.split(flat, [each.numel() for each in buffers])
+                torch._foreach_copy_(buffers, [part.view_as(each) for part, each in zip(parts, buffers, strict=True)])
 
     def _meet_before(self, bucket: int) -> None:
         with contact():

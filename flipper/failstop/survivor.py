@@ -8,9 +8,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -94,6 +94,17 @@ class Survivor(ABC):
                 time.sleep(1)
 
 
+@dataclass(frozen=True)
+class WholeGrid(Grid):
+    """Ranks that each hold a whole replica, in the one group that there is: no mesh, and no groups to make anew."""
+
+    @property
+    def replicas(self) -> dist.ProcessGroup:
+        group = dist.group.WORLD
+        assert group is not None
+        return group
+
+
 class GlooSurvivor(Survivor):
     """Ranks of torch.distributed; the launching process says who is left."""
 
@@ -102,8 +113,8 @@ class GlooSurvivor(Survivor):
         self._folder = Path(place.rendezvous.removeprefix("file://")).parent
 
     def grid(self, parallel: Parallel, device: torch.device) -> Grid:
-        """A collective, as it makes process groups."""
-        return Grid.of(replace(parallel, data_size=self.place.world), self.place, device)
+        mesh: Any = None
+        return WholeGrid(replace(parallel, data_size=self.place.world), self.place.rank, device, mesh)
 
     def meet(self) -> None:
         dist.barrier()

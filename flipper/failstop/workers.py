@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Workers:
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
         if not exact and (held := _normalised(self.module)):
             raise UsageError(f"--mode batched can't hold {held}'s statistics of each worker; use --mode exact")
+        self._known: tuple[Any, dict[int, range]] = (None, {})
         self.begin(None)
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
@@ -79,9 +81,9 @@ class Workers:
         begun = run.progress.batch * run.recipe.batch_size
         order = seeds.batch_order(run.progress.seed, run.progress.epoch, len(run.data.train_targets))
         batch = order[begun : begun + run.recipe.batch_size]
-        shares = self.shares(batch)
-        total = sum(map(len, shares.values()))
-        sums = self._sums(shares, total, deaths, numbers)
+        places = self._places(len(batch))
+        total = sum(map(len, places.values()))
+        sums = self._sums(batch, places, deaths, numbers)
         for parameter, gradient in sums.items():
             parameter.grad = gradient
         self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
@@ -90,43 +92,48 @@ class Workers:
             self._put_buffers(self.alive[0])
         run.progress = run.progress.advance(run.batches)
 
-    def shares(self, batch: Tensor) -> dict[int, Tensor]:
-        """The samples of each worker."""
-        if self.rules.world_batch == "fixed":
-            return dict(zip(self.alive, batch.tensor_split(len(self.alive)), strict=True))
-        parts = batch.tensor_split(self.count)
-        return {worker: parts[worker] for worker in self.alive}
+    def _places(self, size: int) -> dict[int, range]:
+        """Where in a batch of so many samples each worker's lie, as torch.tensor_split cuts it."""
+        key = (size, tuple(self.alive))
+        if self._known[0] != key:
+            fixed = self.rules.world_batch == "fixed"
+            cut = _cut(size, len(self.alive) if fixed else self.count)
+            places = {worker: cut[place if fixed else worker] for place, worker in enumerate(self.alive)}
+            self._known = (key, places)
+        return self._known[1]
 
     def _sums(
-        self, shares: dict[int, Tensor], total: int, deaths: Sequence[Death], numbers: dict[int, int]
+        self, batch: Tensor, places: dict[int, range], deaths: Sequence[Death], numbers: dict[int, int]
     ) -> dict[nn.Parameter, Tensor]:
         """The summed gradients: of each bucket over those that live when it is averaged."""
+        total = sum(map(len, places.values()))
         until = {death.worker: death.bucket for death in deaths}
         members = [
-            [worker for worker in shares if until.get(worker, len(self.buckets)) > number]
+            [worker for worker in places if until.get(worker, len(self.buckets)) > number] if until else list(places)
             for number in range(len(self.buckets))
         ]
         scales = [
-            total / sum(len(shares[worker]) for worker in group) if self.rules.lost_share == "drop" else 1.0
+            total / sum(len(places[worker]) for worker in group) if until and self.rules.lost_share == "drop" else 1.0
             for group in members
         ]
         if self.exact:
-            return self._one_by_one(shares, total, members, scales, numbers)
-        return self._at_once(shares, total, members, scales)
+            return self._one_by_one(batch, places, members, scales, numbers)
+        return self._at_once(batch, places, members, scales)
 
     def _one_by_one(
         self,
-        shares: dict[int, Tensor],
-        total: int,
+        batch: Tensor,
+        places: dict[int, range],
         members: list[list[int]],
         scales: list[float],
         numbers: dict[int, int],
     ) -> dict[nn.Parameter, Tensor]:
         """Each worker's gradients, added in rank order; only the sums are kept."""
-        first = self.alive[0]
+        first, total = self.alive[0], sum(map(len, places.values()))
         start = self._buffers[first]
         sums: dict[nn.Parameter, Tensor] = {}
-        for worker, share in shares.items():
+        for worker, place in places.items():
+            share = batch[place.start : place.stop]
             self._restore(start)
             torch.set_rng_state(self._generators[worker])
             seeds.seed_libraries(self.run.progress.seed, numbers[worker], self.run.progress.step)
@@ -147,12 +154,16 @@ class Workers:
         return sums
 
     def _at_once(
-        self, shares: dict[int, Tensor], total: int, members: list[list[int]], scales: list[float]
+        self, batch: Tensor, places: dict[int, range], members: list[list[int]], scales: list[float]
     ) -> dict[nn.Parameter, Tensor]:
         """The same sums as the gradient of the mean over all samples of those that live; a pass for each such group."""
         sums: dict[nn.Parameter, Tensor] = {}
+        total = sum(map(len, places.values()))
         for group in dict.fromkeys(map(tuple, members)):
-            samples = torch.cat([shares[worker] for worker in group])
+            if sum(len(places[worker]) for worker in group) == len(batch):
+                samples = batch
+            else:
+                samples = torch.cat([batch[places[worker].start : places[worker].stop] for worker in group])
             numbers = [number for number, each in enumerate(members) if tuple(each) == group]
             self.backward(samples, len(samples) / total * scales[numbers[0]])
             for number in numbers:
@@ -197,6 +208,13 @@ class Checkpoint:
     state: canonical.State
     progress: Any
     generators: dict[int, Tensor]
+
+
+def _cut(size: int, parts: int) -> list[range]:
+    """As torch.tensor_split cuts: the first parts have one more where it doesn't come out even."""
+    least, more = divmod(size, parts)
+    ends = [number * least + min(number, more) for number in range(parts + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def _seeded(run: loop.Run, worker: int) -> Tensor:

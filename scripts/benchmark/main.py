@@ -230,9 +230,19 @@ def campaign(folder: Path, sizes: Sizes) -> None:
     campaigns.stored(folder, sizes.trials)
 
 
+def failstop(folder: Path, sizes: Sizes) -> None:
+    """Ranks that die: what the own reducer and its recoveries take, and the simulator."""
+    import failstop as parts
+
+    parts.reducer(folder, min(sizes.rounds, 3), 60 * sizes.rounds)
+    parts.recoveries(folder, sizes.rounds)
+    parts.simulator(folder, 200 * sizes.rounds)
+
+
 PARTS: dict[str, Callable[[Path, Sizes], None]] = {
     "start": start, "inspect": inspect, "tensors": tensors, "copies": copies, "reflink": reflink,
     "in-place": in_place, "datasets": datasets, "many": many, "train": train, "campaign": campaign,
+    "failstop": failstop,
 }  # fmt: skip
 
 

@@ -285,6 +285,138 @@ def steps(recipe: str, layout: str, allreduce: str, count: str) -> float:
     return median(gaps[len(gaps) // 4 :])
 
 
+def own_steps(recipe: str, layout: str, recovery: str, count: str) -> float:
+    """As `steps`, by the bucketed reducer of runs whose ranks may die."""
+    from statistics import median
+
+    from flipper.failstop.run import train_through
+    from flipper.failstop.spec import FailstopSpec
+    from flipper.training.layouts import Parallel
+    from flipper.training.spec import Event, TrainSpec
+
+    times: list[float] = []
+
+    def hear(event: Event) -> None:
+        if event["event"] == "step":
+            times.append(perf_counter())
+
+    train_through(FailstopSpec(TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1), (), recovery), hear)
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    return median(gaps[len(gaps) // 4 :])
+
+
+def death(layout: str, recovery: str, count: str) -> float:
+    """Seconds from the death of a rank to the end of the step under way, or of one as far again; medians."""
+    import tempfile
+    from statistics import median
+
+    from flipper.failstop.kills import Kill
+    from flipper.failstop.run import train_through
+    from flipper.failstop.spec import FailstopSpec
+    from flipper.training.layouts import Parallel
+    from flipper.training.spec import Event, TrainSpec
+
+    seconds: list[float] = []
+    for _ in range(int(count)):
+        died = 0.0
+
+        def hear(event: Event) -> None:
+            nonlocal died
+            if event["event"] == "rank-lost":
+                died = perf_counter() - event["seconds_to_detect"]
+            elif event["event"] == "step" and died and event["step"] == 10:
+                seconds.append(perf_counter() - died)
+
+        with tempfile.TemporaryDirectory(prefix="flipper-bench-") as folder:
+            spec = TrainSpec(
+                "digits-cnn", Parallel.parse(layout), steps=12, seed=1, save=Path(folder) / "saved", save_every=9
+            )
+            train_through(FailstopSpec(spec, (Kill(1, step=10, bucket=1),), recovery), hear)
+    return median(seconds)
+
+
+def shrinks(count: str) -> float:
+    """Seconds that MPI takes to shrink a communicator of three, one of which has died; a median."""
+    from statistics import median
+
+    from flipper.failstop.kills import Kill
+    from flipper.failstop.run import train_through
+    from flipper.failstop.spec import FailstopSpec
+    from flipper.training.layouts import Parallel
+    from flipper.training.spec import Event, TrainSpec
+
+    seconds: list[float] = []
+
+    def hear(event: Event) -> None:
+        if event["event"] == "recovered":
+            seconds.append(event["seconds_to_shrink"])
+
+    for _ in range(int(count)):
+        spec = TrainSpec("digits-mlp", Parallel("mpi", 3), steps=4, seed=1)
+        train_through(FailstopSpec(spec, (Kill(1, step=2, bucket=1),), "lossy"), hear)
+    return median(seconds)
+
+
+def snapshots(recipe: str, count: str) -> float:
+    """Seconds that a snapshot of parameters and optimizer takes; a median."""
+    import functools
+
+    from flipper.training.launch import run_ranks
+    from flipper.training.spec import TrainSpec
+
+    found: list[float] = []
+    body = functools.partial(_snapshots, TrainSpec(recipe, steps=1000, seed=1), int(count))
+    run_ranks(body, 1, lambda event: found.append(event["seconds"]))
+    return found[0]
+
+
+def _snapshots(spec: Any, count: int, place: Any, emit: Any) -> None:
+    from statistics import median
+
+    from flipper.failstop.snapshot import Snapshot
+    from flipper.training import loop
+
+    run = loop.begin(spec, place, emit=lambda event: None)
+    run.train_step()
+    snapshot = Snapshot(run.layout.module, run.layout.optimizer, whole=True)
+    times = []
+    for _ in range(count):
+        start = perf_counter()
+        snapshot.take()
+        times.append(perf_counter() - start)
+    emit({"seconds": median(times)})
+
+
+def simulated(workers: str, count: str) -> tuple[float, float]:
+    """Seconds a simulated step of digits-mlp takes, one sample a worker, all at once; and the peak memory in MB."""
+    import functools
+
+    from flipper.training.launch import run_ranks
+    from flipper.training.spec import TrainSpec
+
+    found: list[tuple[float, float]] = []
+    body = functools.partial(_simulated, TrainSpec("digits-mlp", steps=10**6, seed=1), int(workers), int(count))
+    run_ranks(body, 1, lambda event: found.append((event["seconds"], event["megabytes"])))
+    return found[0]
+
+
+def _simulated(spec: Any, workers: int, count: int, place: Any, emit: Any) -> None:
+    import resource
+
+    from flipper.failstop.workers import Rules, Workers
+    from flipper.training import loop
+
+    run = loop.begin(spec, place, lambda event: None, batch_size=workers)
+    simulated = Workers(run, workers, Rules("rollback"), exact=False)
+    for _ in range(10):
+        simulated.step()
+    start = perf_counter()
+    for _ in range(count):
+        simulated.step()
+    seconds = (perf_counter() - start) / count
+    emit({"seconds": seconds, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
+
+
 def pool(jobs: str, steps: str) -> float:
     """Seconds a trial of two ranks, many being run by a pool that is warm."""
     from flipper.training.layouts import Parallel

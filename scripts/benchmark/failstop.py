@@ -1,0 +1,44 @@
+"""The benchmark's parts on ranks that die: the own reducer, snapshots, recoveries, MPI, and the simulator."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from measure import Row, show, skipped, work
+
+RECIPE = "mnist5k-cnn"
+
+
+def reducer(folder: Path, rounds: int, count: int) -> None:
+    """A step by the bucketed reducer, by turns with one by DistributedDataParallel and the same allreduce."""
+    for layout in ("ddp:2", "ddp:4"):
+        own, ddp = [], []
+        for _ in range(rounds):
+            ddp.append(work("steps", RECIPE, layout, "ordered", count))
+            own.append(work("own_steps", RECIPE, layout, "lossy", count))
+        show([Row(f"a step of {RECIPE}, {layout}, own reducer", min(own), "DDP, --allreduce ordered", min(ddp), 1.0)])
+    step = work("own_steps", RECIPE, "ddp:2", "rollback", count)
+    show([Row("rollback's snapshot", work("snapshots", RECIPE, 200), "step, ddp:2, rollback", step, 0.03)])
+
+
+def recoveries(folder: Path, rounds: int) -> None:
+    """From a death to the next completed step, of four ranks."""
+    restart = work("death", "ddp:4", "restart", rounds)
+    show([
+        Row(f"death to next step, digits-cnn, ddp:4, {recovery}", work("death", "ddp:4", recovery, rounds), "restart",
+            restart, 0.1)
+        for recovery in ("rollback", "lossy")
+    ])  # fmt: skip
+    if find_spec("mpi4py") is None:
+        skipped("MPI shrinks a communicator of three", "mpi4py is not installed")
+    else:
+        show([Row("MPI shrinks a communicator of three, one dead", work("shrinks", rounds), "limit", 0.1, None)])
+
+
+def simulator(folder: Path, count: int) -> None:
+    """Steps of many workers at once; memory must not grow with them."""
+    (few, small), (many, large) = (work("simulated", workers, count) for workers in (64, 1024))
+    show([
+        Row("simulator, batched, 1,024 workers, one step", many, "limit", 1 / 200),
+        Row("simulator, batched, 64 workers, one step", few, "limit", 1 / 200),
+        Row("simulator, peak memory, 1,024 workers", large, "64 workers", small, 1.05, unit="MB"),
+    ])  # fmt: skip
