@@ -73,7 +73,7 @@ class LocalGradientStrike:
 
     def __init__(self, layout: Layout, faults: LiveFaults, reach: Reach) -> None:
         self._grid = layout.grid
-        parameters = unsharded(layout.module)
+        parameters = {name: each for name, each in unsharded(layout.module).items() if each.requires_grad}
         zeros = {
             f"gradient.{name}": replace(shard, tensor=torch.zeros_like(shard.tensor))
             for name, parameter in parameters.items()
@@ -85,25 +85,31 @@ class LocalGradientStrike:
             raise UsageError("local gradients are struck as they appear: no finite, max_abs, direction or scale there")
         plan = _plan(faults, lambda: layout.whole(zeros), layout.grid)
         chosen = _chosen(zeros, plan, reach, faults.seed, layout.grid)
-        self.struck = _count(plan, chosen, layout.grid)
+        self._count = _count(plan, chosen, layout.grid)
+        self._pending = dict(chosen)
         self._handles = []
-        for name, part in chosen.items():
+        for name in chosen:
             parameter = parameters[name.removeprefix("gradient.")]
-            self._handles.append(parameter.register_hook(self._hook(name, part)))  # type: ignore[no-untyped-call]
+            self._handles.append(parameter.register_hook(self._hook(name)))  # type: ignore[no-untyped-call]
+
+    @property
+    def struck(self) -> Struck:
+        """What it came to, after the pass; MismatchError when a gradient never came."""
+        if self._pending:
+            raise MismatchError(f"{min(self._pending)} did not appear in this step: nothing could be struck there")
+        return self._count
 
     def disarm(self) -> None:
         """After the pass."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, name: str, part: FaultPlan) -> Callable[[Tensor], Tensor | None]:
-        pending = [part]  # micro-batches come one by one: the first is struck
-
+    def _hook(self, name: str) -> Callable[[Tensor], Tensor | None]:
         def hook(gradient: Tensor) -> Tensor | None:
-            if not pending:
+            if name not in self._pending:  # micro-batches come one by one: the first is struck
                 return None
             altered = gradient.detach().clone()
-            strike({name: shard_of(altered, self._grid).tensor}, pending.pop())
+            strike({name: shard_of(altered, self._grid).tensor}, self._pending.pop(name))
             return altered
 
         return hook

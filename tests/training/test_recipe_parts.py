@@ -12,9 +12,10 @@ import torch
 from series import spec, train_all
 from torch import nn
 
-from flipper.errors import FlipperError, TrainingError, UsageError
+from flipper.errors import FlipperError, MismatchError, TrainingError, UsageError
 from flipper.training import Data, Recipe, accuracy
 from flipper.training.control import control
+from flipper.training.faults_file import faults_of
 from flipper.training.layouts import Parallel
 from flipper.training.recipes import parts, user
 from flipper.training.run import train
@@ -200,13 +201,47 @@ def test_a_stage_may_hand_on_a_tensor_that_is_not_contiguous(tmp_path: Path) -> 
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
 
 
+def test_a_stage_may_look_at_numbers(tmp_path: Path) -> None:
+    """What it hands on is found out without data where that goes, and with some where it doesn't."""
+    name = own(tmp_path, noise="return x * (2 if x.sum().item() > -1e9 else 1)")
+    one, two = (train_all([spec(name, layout, steps=3)])[0] for layout in ("single", "pipeline:2"))
+    assert two.losses == pytest.approx(one.losses, rel=1e-5)
+
+
+def with_a_parameter(folder: Path, made: str) -> str:
+    """The recipe with one more parameter, named 1.unused, that no gradient reaches."""
+    name = own(folder)
+    file = folder / "own.py"
+    init = INIT.replace("torch.ones(4)", made)
+    file.write_text(file.read_text().replace("class Noise(nn.Module):\n", f"class Noise(nn.Module):\n{init}"))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("made", "message"), [("torch.tensor(1.0)", "has no axis to shard"), ("torch.ones(0, 4)", "has no elements")]
+)
+def test_parameters_that_fsdp_cannot_shard_are_named(tmp_path: Path, made: str, message: str) -> None:
+    name = with_a_parameter(tmp_path, made)
+    with pytest.raises(UsageError, match=rf"^fsdp:2: 1\.unused {message}; run the recipe under another layout$"):
+        train(TrainSpec(name, Parallel.parse("fsdp:2"), steps=1, seed=1))
+    assert control(spec(name, "hooks:2", steps=2)).first_difference is None
+
+
+@pytest.mark.parametrize("layout", ["single", "hooks:2", "fsdp:2"])
+def test_local_gradients_that_never_come_are_not_said_to_be_struck(tmp_path: Path, layout: str) -> None:
+    """A frozen parameter has none to draw from; one that turns out to be unused is an error."""
+    faults = faults_of({"layer": "gradient.1.unused", "seed": 1, "target": "local-gradient"})
+    frozen = with_a_parameter(tmp_path, "torch.ones(4), requires_grad=False")
+    with pytest.raises(UsageError, match=r"^--layer 'gradient\.1\.unused' matches no tensor"):
+        train(spec(frozen, layout, steps=1, at=0, inject=faults))
+    unused = with_a_parameter(tmp_path, "torch.ones(4)")
+    with pytest.raises(MismatchError, match=r"^gradient\.1\.unused did not appear in this step: nothing could be"):
+        train(spec(unused, layout, steps=1, at=0, inject=faults))
+
+
 def test_a_parameter_without_a_gradient_is_trained_round_but_by_ddp(tmp_path: Path) -> None:
     """Where it is unused on every rank."""
-    name = own(tmp_path)
-    file = tmp_path / "own.py"
-    unused = "        return x * random.random()"
-    text = file.read_text().replace("class Noise(nn.Module):\n", f"class Noise(nn.Module):\n{INIT}")
-    file.write_text(text.replace(unused, f"        self.unused\n{unused}"))
+    name = with_a_parameter(tmp_path, "torch.ones(4)")
     with pytest.raises(UsageError, match=r"^some of own's parameters got no gradient in the last step, .*hooks:N$"):
         train(TrainSpec(name, Parallel.parse("ddp:2"), steps=3, seed=1))
     for layout in ("single", "hooks:2", "fsdp:2", "pipeline:2"):

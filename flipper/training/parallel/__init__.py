@@ -61,5 +61,6 @@ def device_of(place: Place) -> torch.device:
         torch.cuda.set_device(place.local_rank)
         return torch.device("cuda", place.local_rank)
     if place.device == "cuda":
-        raise UsageError(f"{place.local_world} ranks need a GPU each; {count} found (--device cpu works anywhere)")
+        who = f"{place.local_world} ranks need a GPU each" if place.local_world > 1 else "one rank needs a GPU"
+        raise UsageError(f"{who}; {count} found (--device cpu works anywhere)")
     return torch.device("cpu")

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from flipper.errors import UsageError
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import sum_of_slices
 from flipper.training.ties import parameters_of, sharing
@@ -31,7 +32,12 @@ def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
     """Shard the module in place over the ranks that share the batch: each child a group, the root what is left.
 
     Losses are weighed by each rank's share of the batch, so gradients are summed and never divided.
+    Raises UsageError for parameters that FSDP can't shard.
     """
+    for name, parameter in parameters_of(module).items():
+        if not parameter.dim() or not parameter.numel():
+            what = "no elements" if parameter.dim() else "no axis to shard"
+            raise UsageError(f"{grid.parallel}: {name} has {what}; run the recipe under another layout")
     mesh = grid.mesh["data"]
     for child in _uniform(module, sharing(module)):
         fully_shard(child, mesh=mesh)

@@ -101,10 +101,18 @@ def _sendable(stage: nn.Module, arrived: object, leaves: object) -> Tensor:
 def _boundaries(stages: list[nn.Sequential], sample: Tensor) -> list[tuple[Tensor, Tensor]]:
     """What enters and leaves each stage, as meta tensors of one micro-batch.
 
-    Computed on copies without data: PipelineStage's own inference would run the real stage, and move
+    Computed on copies, without data where that goes: PipelineStage's own inference would run the real stage, and move
     BatchNorm's running statistics before training has begun.
     """
-    flow = [sample.to("meta")]
-    for stage in stages:
-        flow.append(copy.deepcopy(stage).to("meta")(flow[-1]).detach().requires_grad_())
+    try:
+        flow = _flow(stages, sample, "meta")
+    except RuntimeError:  # a module looks at numbers, as BatchNorm does whose momentum is None
+        flow = [each.detach().to("meta").requires_grad_(each.requires_grad) for each in _flow(stages, sample, "cpu")]
     return list(itertools.pairwise(flow))
+
+
+def _flow(stages: list[nn.Sequential], sample: Tensor, device: str) -> list[Tensor]:
+    flow = [sample.to(device)]
+    for stage in stages:
+        flow.append(copy.deepcopy(stage).to(device)(flow[-1]).detach().requires_grad_())
+    return flow
