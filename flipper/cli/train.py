@@ -150,7 +150,7 @@ def _failstop(
     if "recovery" not in options and (kills or options):
         raise UsageError("say by --recovery what is done when a rank dies: restart, rollback or lossy")
     if check:
-        raise UsageError("--control compares runs in which nobody dies; leave --kill and --recovery out")
+        raise UsageError("--control works under the other layouts, in runs in which nobody dies: leave it out")
     return FailstopSpec(spec, tuple(map(Kill.parse, kills)), **options)
 
 

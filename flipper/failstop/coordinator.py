@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -23,11 +23,14 @@ LOOK_SECONDS: Final = 0.2
 
 
 class RankLost(Exception):
-    """A rank died, and the run is to be restarted. rank: which; step: the one under way; seconds: until noticed."""
+    """Ranks died, and the run is to be restarted.
 
-    def __init__(self, rank: int, step: int, seconds: float) -> None:
-        super().__init__(rank, step, seconds)
-        self.rank, self.step, self.seconds = rank, step, seconds
+    died: rank -> when, CLOCK_MONOTONIC in seconds. step: the one under way. noticed: when the first loss was.
+    """
+
+    def __init__(self, died: Mapping[int, float], step: int, noticed: float) -> None:
+        super().__init__(died, step, noticed)
+        self.died, self.step, self.noticed = died, step, noticed
 
 
 @dataclass
@@ -102,7 +105,7 @@ class Coordinator:
         if self.job.recovery is None:
             raise self.ranks.cause({rank: None})
         if self.job.recovery == "restart":
-            raise RankLost(rank, self.step + 1, now - self.died[rank])
+            raise RankLost(self.died, self.step + 1, now)
         if len(self.alive) < self.job.min_ranks:
             raise too_few(set(self.died), len(self.alive), len(self.ranks.processes), self.job.min_ranks)
         if self.stage == "readying":

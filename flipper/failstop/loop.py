@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
-from flipper.errors import TrainingError
+from flipper.errors import TrainingError, UsageError
 from flipper.failstop.buckets import LostContact, contact
+from flipper.failstop.kills import Kill
 from flipper.failstop.messages import MET
 from flipper.failstop.overlapped import Overlapped
 from flipper.failstop.spec import FailstopSpec
@@ -38,6 +39,7 @@ def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], Non
     layout = run.layout
     assert isinstance(layout, Overlapped)
     layout.completed = run.progress.step
+    _check_kills(job.kills, run.progress.step + 1, run.total)
     run.announce()
     if run.progress.step == run.total:
         _together(layout, "look", run.look_and_save)
@@ -50,6 +52,12 @@ def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], Non
         if run.looks:
             _together(layout, "look", run.look_and_save)
     _together(layout, "end", lambda: run.end(began))
+
+
+def _check_kills(kills: Iterable[Kill], first: int, last: int) -> None:
+    for kill in kills:
+        if kill.step is not None and not first <= kill.step <= last:
+            raise UsageError(f"--kill {kill}: there is no such step; this run has the steps {first} to {last}")
 
 
 def _set_up(

@@ -219,7 +219,7 @@ class MpiRanks:
         if job.recovery is None:
             raise TrainingError(f"rank {rank} of {len(self.connections)} died{_last_words(self.folder)}")
         if job.recovery == "restart":
-            raise RankLost(rank, self.step + 1, now - self.died[rank])
+            raise RankLost(self.died, self.step + 1, now)
         if left < job.min_ranks:
             raise too_few(set(self.died), left, len(self.connections), job.min_ranks)
 

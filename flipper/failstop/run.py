@@ -96,9 +96,9 @@ def _launch_until_done(
             return
         except RankLost as death:
             lost = time.monotonic()
-            follow({
-                "event": "rank-lost", "rank": death.rank, "step": death.step, "seconds_to_detect": death.seconds
-            })  # fmt: skip
+            for rank, when in sorted(death.died.items()):
+                seconds = max(0.0, death.noticed - when)
+                follow({"event": "rank-lost", "rank": rank, "step": death.step, "seconds_to_detect": seconds})
             job = _restarted(job, death, result)
 
 
@@ -127,7 +127,7 @@ def _restarted(job: FailstopSpec, death: RankLost, result: FailstopResult) -> Fa
 
 def _left(kills: tuple[Kill, ...], death: RankLost) -> tuple[Kill, ...]:
     """The kills that are still to come: a restarted rank may die again, but not by the same kill."""
-    return tuple(kill for kill in kills if kill.rank != death.rank)
+    return tuple(kill for kill in kills if kill.rank not in death.died)
 
 
 def _rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:

@@ -96,7 +96,7 @@ def train(
     Raises UsageError, CheckpointError, MismatchError, OutputError, or TrainingError when a rank fails.
     """
     if spec.parallel.data == "mpi":
-        raise UsageError("ranks of MPI are launched by failstop.run.train_through and `flipper train`, and only there")
+        raise UsageError("mpi:N runs by `flipper train` alone, and neither in a pool nor in a campaign")
     result = TrainResult(spec)
 
     def follow(event: Event) -> None:

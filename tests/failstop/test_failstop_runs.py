@@ -175,9 +175,20 @@ def test_a_bucket_that_is_not_there_is_told(tmp_path: Path) -> None:
         run(2, ("rank:1@step:3:bucket:3",), "lossy", tmp_path)
 
 
-def test_a_kill_beyond_the_last_step_kills_nobody(tmp_path: Path) -> None:
-    result = run(2, ("rank:1@step:13",), "lossy", tmp_path)
-    assert (result.lost, result.world_size) == ([], 2)
+@pytest.mark.parametrize("step", [13, 4])
+def test_a_step_that_the_run_does_not_have_is_told(step: int, tmp_path: Path) -> None:
+    """Also one before the checkpoint that it goes on from."""
+    train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=4, seed=1, save=tmp_path))
+    spec = TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, resume=tmp_path / "step-000004.safetensors")
+    with pytest.raises(UsageError, match="there is no such step; this run has the steps 5 to 12"):
+        train_through(FailstopSpec(spec, (Kill(1, step=step),), "lossy"))
+
+
+def test_two_that_die_at_once_are_both_restarted_and_do_not_die_again(tmp_path: Path) -> None:
+    whole = train(TrainSpec("digits-mlp", Parallel("ddp", 3), steps=12, seed=1))
+    result = run(3, ("rank:1@step:7:bucket:1", "rank:2@step:7:bucket:1"), "restart", tmp_path)
+    assert [lost["rank"] for lost in result.lost] == [1, 2]
+    assert result.state_digest == whole.state_digest
 
 
 @pytest.mark.slow
