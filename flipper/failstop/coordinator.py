@@ -39,7 +39,8 @@ class Coordinator:
 
     alive: ranks, by their numbers at the start. died: when each lost one died. untold: those of which no plan knows.
     stage: "running", "losing" until all that are left have told of the loss, "readying" until all have read the plan,
-    "joining" until all are in the new group. since: when that stage began.
+    "joining" until all are in the new group. since: when that stage began. failures: errors that ended ranks, the first
+    at `failed`: what others saw of a death may be told before it.
     """
 
     ranks: Ranks
@@ -55,6 +56,8 @@ class Coordinator:
     reports: dict[int, Lost] = field(default_factory=dict)
     there: set[int] = field(default_factory=set)
     detected: float = 0.0
+    failures: dict[int, Failure | None] = field(default_factory=dict)
+    failed: float = 0.0
 
     def follow(self) -> None:
         """Until every survivor is done. Raises RankLost under "restart", else the FlipperError that ends the run."""
@@ -67,13 +70,15 @@ class Coordinator:
             for rank, connection in list(at.items()):
                 if connection in ready:
                     message = _received(connection)
-                    if message in ("done", None):
+                    if message in ("done", None) or isinstance(message, Failure):
                         del at[rank]
                     done = done or message == "done"
                     if message is None and not done:  # once one is done all are, and nothing can be lost
                         self._note_death(rank)
                     elif message != "done":
                         self._take(rank, message)
+            if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
+                raise self.ranks.cause(self.failures)  # no death has come to light that would be the cause
             if not done:
                 self._go_on(time.monotonic() - heard)
 
@@ -94,7 +99,8 @@ class Coordinator:
             case Joined(generation=generation) if generation == self.generation and self.stage == "joining":
                 self.there.add(rank)
             case Failure():
-                raise self.ranks.cause({rank: message})
+                self.failures[rank] = message
+                self.failed = self.failed or time.monotonic()
 
     def _note_death(self, rank: int) -> None:
         now = time.monotonic()

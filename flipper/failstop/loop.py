@@ -30,7 +30,10 @@ def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> 
     """One rank's part of the run. send: events and messages, to the launching process."""
     began = time.monotonic()
     survivor = GlooSurvivor(place, send, job.kills)
-    run_through(job, survivor, send, began)
+    if job.overlapped:
+        run_through(job, survivor, send, began)
+    else:
+        _run_until_death(job, survivor, send, began)
 
 
 def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], None], began: float) -> None:
@@ -52,6 +55,21 @@ def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], Non
         if run.looks:
             _together(layout, "look", run.look_and_save)
     _together(layout, "end", lambda: run.end(began))
+
+
+def _run_until_death(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], None], began: float) -> None:
+    """The run of one rank that holds a part of the model, without which the others can't go on."""
+    run = loop.begin(job.train, survivor.place, send)
+    _check_kills(job.kills, run.progress.step + 1, run.total)
+    run.announce()
+    if run.progress.step == run.total:
+        run.look_and_save()
+    while run.progress.step < run.total and run.stopped is None:
+        survivor.meet_and_die(run.progress.step + 1)
+        run.train_step()
+        run.notice()
+        run.look_and_save()
+    run.end(began)
 
 
 def _check_kills(kills: Iterable[Kill], first: int, last: int) -> None:

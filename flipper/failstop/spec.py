@@ -47,19 +47,35 @@ class FailstopSpec:
         ):
             if value not in allowed:
                 raise UsageError(f"{option} {value!r} is none of {', '.join(filter(None, allowed))}")
-        kind, alone = train.parallel.data, train.parallel.model is not None or train.parallel.ranks < 2
-        if kind not in ("ddp", "mpi") or (alone and self.recovery is not None):
-            raise UsageError(f"--recovery works under ddp:N and mpi:N with 2 ranks or more, not under {train.parallel}")
+        kind = train.parallel.data
+        if self.recovery in ("rollback", "lossy") and not self.overlapped:
+            raise UsageError(
+                f"--recovery {self.recovery} works under ddp:N and mpi:N, not under {train.parallel}: "
+                "--recovery restart does, from a checkpoint"
+            )
+        if self.recovery is not None and train.parallel.ranks < 2:
+            raise UsageError(f"--recovery needs 2 ranks or more, and {train.parallel} has 1")
+        inside = [kill for kill in self.kills if kill.step is None or kill.bucket is not None]
+        if inside and not self.overlapped:
+            raise UsageError(f"--kill {inside[0]}: under {train.parallel} ranks die before a step, as rank:1@step:20")
+        if self.overlapped and "replay" in train.detect:
+            raise UsageError("--detect replay takes each step twice, and buckets are applied only once: leave it out")
         if kind == "mpi" and (train.probe_every or "replicas" in train.detect):
             raise UsageError("replicas are compared under ddp:N and hooks:N; leave --probe-every out")
         if kind == "mpi" and train.device == "cuda":
             raise UsageError("mpi:N trains on CPUs; leave --device cuda out")
-        if train.allreduce != "ordered":
+        if self.overlapped and train.allreduce != "ordered":
             raise UsageError("--recovery sums gradients in rank order; leave --allreduce native out")
-        if train.inject is not None and train.inject.target != "state":
+        if self.overlapped and train.inject is not None and train.inject.target != "state":
             raise UsageError("under --recovery only state can be struck, not gradients")
         check(self.kills, train.parallel.ranks)
         if not 1 <= self.min_ranks <= train.parallel.ranks:
             raise UsageError(f"--min-ranks {self.min_ranks}: the layout has {train.parallel.ranks} ranks")
         if self.recovery == "restart" and (train.save is None or not train.save_every):
             raise UsageError("--recovery restart needs checkpoints to restart from: give --save DIR and --save-every N")
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the ranks are whole replicas that average bucket by bucket, and apply while they compute."""
+        parallel = self.train.parallel
+        return parallel.data in ("ddp", "mpi") and parallel.model is None

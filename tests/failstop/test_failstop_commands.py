@@ -56,7 +56,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     ((*TRAIN, "--recovery", "restart"), 2, "give --save DIR and --save-every N"),
     ((*TRAIN, "--recovery", "lossy", "--control"), 2, "in runs in which nobody dies: leave it out"),
     ((*TRAIN, "--recovery", "lossy", "--min-ranks", "3", "--kill", "rank:0@step:2"), 1, "2 of 3 ranks are left"),
-    ((*TRAIN, "--parallel", "fsdp:2", "--recovery", "lossy"), 2, "with 2 ranks or more, not under fsdp:2"),
+    ((*TRAIN, "--parallel", "fsdp:2", "--recovery", "lossy"), 2, "works under ddp:N and mpi:N, not under fsdp:2"),
     ((*SIMULATE,), 2, "give --mtbf DURATION, to draw failures, or --trace FILE"),
     ((*SIMULATE, "--mtbf", "1s"), 2, "--calibrate measures it here, --costs FILE gives it"),
     ((*SIMULATE, "--mtbf", "soon", "--costs", "c.toml"), 2, "is no duration above 0"),

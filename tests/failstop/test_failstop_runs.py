@@ -146,6 +146,18 @@ def test_restarted_a_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None
     assert result.world_size == 3
 
 
+@pytest.mark.parametrize(
+    "layout", ["hooks:2", "fsdp:2", "tensor:2", "pipeline:2", "pipeline-1f1b:2", "ddp:2+pipeline:2", "fsdp:2+tensor:2"]
+)
+def test_a_lost_part_of_the_model_comes_back_from_the_checkpoint(layout: str, tmp_path: Path) -> None:
+    parallel = Parallel.parse(layout)
+    whole = train(TrainSpec("digits-mlp", parallel, steps=8, seed=1))
+    spec = TrainSpec("digits-mlp", parallel, steps=8, seed=1, save=tmp_path, save_every=3)
+    result = train_through(FailstopSpec(spec, (Kill(parallel.ranks - 1, step=6),), "restart"))
+    assert [(lost["rank"], lost["step"]) for lost in result.lost] == [(parallel.ranks - 1, 6)]
+    assert (result.state_digest, result.resume_digest) == (whole.state_digest, whole.resume_digest)
+
+
 def test_before_the_first_checkpoint_a_run_restarts_from_its_beginning(tmp_path: Path) -> None:
     whole = train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, seed=1))
     assert run(2, ("rank:0@step:2",), "restart", tmp_path).state_digest == whole.state_digest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flipper.errors import UsageError
@@ -64,9 +66,9 @@ def test_kills_that_cannot_be_are_told(kills: tuple[str, ...], said: str) -> Non
 @pytest.mark.parametrize(
     ("layout", "options", "said"),
     [
-        ("single", {}, "works under ddp:N and mpi:N with 2 ranks or more, not under single"),
-        ("ddp:1", {}, "not under ddp:1"),
-        ("pipeline:2", {}, "not under pipeline:2"),
+        ("ddp:1", {}, "--recovery needs 2 ranks or more, and ddp:1 has 1"),
+        ("single", {"recovery": "restart"}, "--recovery needs 2 ranks or more, and single has 1"),
+        ("pipeline:2", {}, "works under ddp:N and mpi:N, not under pipeline:2: --recovery restart does"),
         ("ddp:2+pipeline:2", {}, r"not under ddp:2\+pipeline:2"),
         ("ddp:2", {"recovery": "restart"}, "needs checkpoints to restart from: give --save DIR and --save-every N"),
         ("ddp:2", {"recovery": "hope"}, "'hope' is none of restart, rollback, lossy"),
@@ -78,6 +80,17 @@ def test_runs_that_cannot_be_are_told(layout: str, options: dict[str, object], s
     train = TrainSpec("digits-mlp", Parallel.parse(layout), seed=1)
     with pytest.raises(UsageError, match=said):
         FailstopSpec(train, **{"recovery": "lossy", **options})  # type: ignore[arg-type]
+
+
+def test_ranks_that_hold_a_part_of_the_model_die_between_steps() -> None:
+    train = TrainSpec("digits-mlp", Parallel.parse("fsdp:2"), seed=1, save=Path("x"), save_every=2)
+    with pytest.raises(UsageError, match="under fsdp:2 ranks die before a step, as rank:1@step:20"):
+        FailstopSpec(train, (Kill(1, step=2, bucket=0),), "restart")
+
+
+def test_steps_that_are_taken_twice_are_refused() -> None:
+    with pytest.raises(UsageError, match="--detect replay takes each step twice"):
+        FailstopSpec(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1, detect=("replay",)), (), "lossy")
 
 
 def test_sums_of_the_backends_own_are_refused() -> None:
