@@ -11,9 +11,11 @@ from typing import Any
 
 import cifar_folder
 import pytest
+import torch
+from plain import one_thread
 
 from flipper.errors import UsageError
-from flipper.training import recipes
+from flipper.training import recipes, seeds
 from flipper.training.layouts import Parallel
 from flipper.training.recipes import BUILT_IN
 from flipper.training.run import train
@@ -118,14 +120,52 @@ def test_losses_with_batchnorm_and_dropout_are_close_on_two_ranks(tmp_path: Path
     assert first_losses("mnist5k-cnn", layout, tmp_path) == pytest.approx(CURVES["mnist5k-cnn"], rel=5e-2)
 
 
-def first_losses(name: str, layout: str, data_dir: Path) -> list[float]:
+# How many parts of a batch have BatchNorm's statistics of their own.
+PARTS = {"tensor:2": 1, "fsdp:2": 2, "pipeline:2": 4}
+
+
+@pytest.mark.parametrize("layout", PARTS)
+@pytest.mark.parametrize("name", ["cifar10-resnet20", "cifar10-vgg", "modadd-transformer-large"])
+def test_the_large_recipes_losses_are_those_of_a_plain_loop_over_the_parts_of_a_batch(
+    tmp_path: Path, name: str, layout: str
+) -> None:
+    cifar_folder.write(tmp_path)
+    assert first_losses(name, layout, tmp_path, 2) == pytest.approx(by_parts(name, PARTS[layout], tmp_path), rel=1e-4)
+
+
+def by_parts(name: str, parts: int, data_dir: Path) -> list[float]:
+    """The losses of two steps by plain PyTorch, which adds up the gradients of the parts."""
+    recipe = recipes.get(name)
+    data = recipe.data(data_dir)
+    losses = []
+    with torch.random.fork_rng(), one_thread():
+        torch.manual_seed(seeds.derive(1, "initial"))
+        model = recipe.model()
+        optimizer = recipe.optimizer(model.parameters())
+        schedule = recipe.schedule(optimizer) if recipe.schedule else None
+        for batch in seeds.batch_order(1, 0, len(data.train_targets)).split(recipe.batch_size)[:2]:
+            optimizer.zero_grad()
+            shares = [
+                recipe.loss(model(data.train_features[part]), data.train_targets[part]) / parts
+                for part in batch.tensor_split(parts)
+            ]
+            loss = torch.stack(shares).sum()
+            loss.backward()
+            optimizer.step()
+            if schedule:
+                schedule.step()
+            losses.append(loss.item())
+    return losses
+
+
+def first_losses(name: str, layout: str, data_dir: Path, steps: int = 3) -> list[float]:
     losses: list[float] = []
 
     def note(event: dict[str, Any]) -> None:
         if event["event"] == "step":
             losses.append(event["loss"])
 
-    train(TrainSpec(name, Parallel.parse(layout), steps=3, seed=1, data_dir=data_dir), note)
+    train(TrainSpec(name, Parallel.parse(layout), steps=steps, seed=1, data_dir=data_dir), note)
     return losses
 
 
