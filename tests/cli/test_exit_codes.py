@@ -32,6 +32,13 @@ def manifest(path):
 
 DEMO = ROOT / "scripts/campaigns/demo.toml"
 
+def costs(folder):
+    """What things take, for a simulation."""
+    path = folder / "costs.toml"
+    path.write_text("step = 1\n")
+    return path
+
+
 DONE = {
     "inspect": lambda s, t: ["inspect", s],
     "inject": lambda s, t: ["inject", s, "-o", t / "x", "--seed", "1"],
@@ -43,6 +50,10 @@ DONE = {
     "size": lambda s, t: ["size", "--population", "9"],
     "train": lambda s, t: ["train", "--list"],
     "completion": lambda s, t: ["completion", "zsh"],
+    "simulate": lambda s, t: [
+        "simulate", "digits-mlp", "--workers", "2", "--steps", "1", "--mtbf", "1h", "--recovery", "lossy",
+        "--seed", "1", "--costs", costs(t),
+    ],
     "campaign": lambda s, t: ["campaign", "show", DEMO, "--no-timing"],
 }
 
