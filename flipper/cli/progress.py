@@ -46,6 +46,17 @@ def progress(work: str, total: int, quiet: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def step_bar() -> Iterator[Any]:
+    """A bar of rich's that counts steps, and its task."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield bar, bar.add_task("starting", total=None)
+
+
 def watched(
     rows: Iterable[Record], work: str, total: int, style: str | None, quiet: bool
 ) -> Generator[Record, None, None]:

@@ -13,6 +13,7 @@ import click
 
 from flipper.cli.options import CHECKPOINT, FILE, output_options
 from flipper.cli.output import emit_rows, say
+from flipper.cli.progress import step_bar
 from flipper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,12 +127,7 @@ def _following(quiet: bool) -> Iterator[Callable[[Event], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda event: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=None)
+    with step_bar() as (progress, task):
 
         def follow(event: Event) -> None:
             if event["event"] == "simulated":

@@ -13,6 +13,7 @@ import click
 
 from flipper.cli.options import CHECKPOINT, FILE, output_options
 from flipper.cli.output import emit, emit_rows, say
+from flipper.cli.progress import step_bar
 from flipper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 Listener = Callable[["Event"], None]
 
 DIFFERS: Final = 3
+
+DEATHS: Final = ("recovery", "min_ranks", "world_batch", "world_rate", "lost_share")
+"""Options on ranks that die: fields of FailstopSpec."""
 
 
 @click.command(short_help="Train a recipe, or resume it, in one parallel layout.")
@@ -68,11 +72,6 @@ def command(
     verbose: bool,
     traceback: bool,
     kills: tuple[str, ...],
-    recovery: str | None,
-    min_ranks: int | None,
-    world_batch: str | None,
-    world_rate: str | None,
-    lost_share: str | None,
     **options: Any,
 ) -> None:
     """Train RECIPE on this machine, under one parallel layout, and print one record at the end.
@@ -90,16 +89,10 @@ def command(
         return
     if recipe is None:
         raise UsageError(f"name a RECIPE: {', '.join(BUILT_IN)} (flipper train --list describes them)")
+    deaths = {name: value for name in DEATHS if (value := options.pop(name)) is not None}
     first = not outer_rank()  # of torchrun's ranks, number 0 speaks
     spec = _spec(recipe, quiet or not first, **options)
-    deaths = {
-        "recovery": recovery,
-        "min_ranks": min_ranks,
-        "world_batch": world_batch,
-        "world_rate": world_rate,
-        "lost_share": lost_share,
-    }
-    job = _failstop(spec, control, kills, {name: value for name, value in deaths.items() if value is not None})
+    job = _failstop(spec, control, kills, deaths)
     with _listeners(metrics if first else None, quiet or not first) as hear:
         record, exact = _run(spec, job, control, hear, verbose)
     if first:
@@ -199,12 +192,7 @@ def _say_saved(event: Event) -> None:
 @contextmanager
 def _progress_bar() -> Iterator[Listener]:
     """A bar on stderr that follows the steps, for a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=None)
+    with step_bar() as (progress, task):
 
         def follow(event: Event) -> None:
             if event["event"] == "start":

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Final
 
 from flipper.errors import HangError, TrainingError
 from flipper.failstop.messages import Dying, Joined, Lost, Ready, allow, plan_of
 from flipper.failstop.spec import FailstopSpec
-from flipper.training.launch import GRACE_SECONDS, Ranks
+from flipper.training.launch import GRACE_SECONDS, Ranks, receive
 from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
@@ -69,7 +69,7 @@ class Coordinator:
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):
                 if connection in ready:
-                    message = _received(connection)
+                    message = receive(connection)
                     if message in ("done", None) or isinstance(message, Failure):
                         del at[rank]
                     done = done or message == "done"
@@ -183,11 +183,3 @@ def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:
     """The error for fewer survivors than --min-ranks."""
     lost = ", ".join(map(str, sorted(died)))
     return TrainingError(f"rank {lost} died, and {left} of {ranks} ranks are left: fewer than --min-ranks {least}")
-
-
-def _received(connection: Connection) -> object:
-    """One message; None when the rank has ended without a word."""
-    try:
-        return connection.recv()
-    except (EOFError, OSError):
-        return None

@@ -61,15 +61,7 @@ def _run_until_death(job: FailstopSpec, survivor: Survivor, send: Callable[[Any]
     """The run of one rank that holds a part of the model, without which the others can't go on."""
     run = loop.begin(job.train, survivor.place, send)
     _check_kills(job.kills, run.progress.step + 1, run.total)
-    run.announce()
-    if run.progress.step == run.total:
-        run.look_and_save()
-    while run.progress.step < run.total and run.stopped is None:
-        survivor.meet_and_die(run.progress.step + 1)
-        run.train_step()
-        run.notice()
-        run.look_and_save()
-    run.end(began)
+    loop.to_the_end(run, began, survivor.meet_and_die)
 
 
 def _check_kills(kills: Iterable[Kill], first: int, last: int) -> None:

@@ -60,15 +60,13 @@ class Joined:
     """A survivor is in the new process group."""
 
     generation: int
-    time: float
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A rank of MPI is there: its number, of how many, its process, and whether its MPI has ULFM."""
+    """A rank of MPI is there: its number, its process, and whether its MPI has ULFM."""
 
     rank: int
-    world: int
     pid: int
     ulfm: bool
 

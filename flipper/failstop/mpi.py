@@ -21,6 +21,7 @@ from flipper.failstop.messages import Lost, Plan, Shrunk, plan_of
 from flipper.failstop.survivor import Survivor
 from flipper.training.layouts import Parallel
 from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.reduction import added, padded_for
 from flipper.training.ranks import Place
 
 T = TypeVar("T")
@@ -35,6 +36,11 @@ class MpiGrid(Grid):
     def everyone(self, mine: T) -> list[T]:
         said: list[T] = self.comm.allgather(mine)
         return said
+
+    def stacked(self, mine: Tensor) -> Tensor:
+        everyone = mine.new_empty((self.world, len(mine)))
+        self.comm.Allgather(_bytes(mine), _bytes(everyone))
+        return everyone
 
 
 class MpiSurvivor(Survivor):
@@ -58,26 +64,14 @@ class MpiSurvivor(Survivor):
 
     def summed(self, flat: Tensor) -> Tensor:
         """As reduction.ordered_sum: each rank sums one slice for all, in rank order."""
-        world = self.place.world
-        width = -(-flat.numel() // world)
-        padded = torch.nn.functional.pad(flat, (0, width * world - flat.numel()))
-        slices = torch.empty_like(padded)
+        padded = padded_for(flat, self.place.world)
+        slices, result = torch.empty_like(padded), torch.empty_like(padded)
         self._comm.Alltoall(_bytes(padded), _bytes(slices))
-        total, *others = slices.view(world, -1).unbind()
-        total = total.clone()
-        for other in others:
-            total += other
-        result = torch.empty_like(padded)
-        self._comm.Allgather(_bytes(total), _bytes(result))
+        self._comm.Allgather(_bytes(added(slices, self.place.world)), _bytes(result))
         return result[: flat.numel()]
 
     def share(self, tensor: Tensor, rank: int) -> None:
         self._comm.Bcast(_bytes(tensor), root=rank)
-
-    def everyones(self, mine: Tensor) -> Tensor:
-        everyone = mine.new_empty((self.place.world, len(mine)))
-        self._comm.Allgather(_bytes(mine), _bytes(everyone))
-        return everyone
 
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         """Revoke, agree, shrink; then all that are left tell where they are, and each works out the same plan."""

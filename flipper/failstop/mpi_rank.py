@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from multiprocessing.connection import Client, Connection
+from typing import Any
 
 from flipper.errors import FlipperError, TrainingError
 from flipper.failstop.messages import Hello
@@ -26,16 +28,15 @@ def main(address: str) -> None:
     rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
     ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
-    connection.send(Hello(rank, world, os.getpid(), ulfm))
+    connection.send(Hello(rank, os.getpid(), ulfm))
     job = connection.recv()
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    survivor = None
     try:
+        import_module("flipper.training.preload")  # threads and determinism, before torch is used
         import torch
 
         from flipper.failstop.loop import run_through
         from flipper.failstop.mpi import MpiSurvivor
-        from flipper.training import preload  # noqa: F401  (threads and determinism, before torch is used)
 
         torch.set_num_threads(1)
         place = Place(rank, world, "cpu", "mpi://", job.train.timeout, rank, world)
@@ -51,13 +52,13 @@ def main(address: str) -> None:
     os._exit(0)
 
 
-def _works(mpi: object) -> bool:
+def _works(mpi: Any) -> bool:
     """Whether this MPI knows ULFM; mpi4py has its names for any MPI."""
-    comm = mpi.COMM_WORLD.Dup()  # type: ignore[attr-defined]
-    comm.Set_errhandler(mpi.ERRORS_RETURN)  # type: ignore[attr-defined]
+    comm = mpi.COMM_WORLD.Dup()
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
     try:
         comm.Agree(1)
-    except (mpi.Exception, NotImplementedError):  # type: ignore[attr-defined]
+    except (mpi.Exception, NotImplementedError):
         return False
     return True
 

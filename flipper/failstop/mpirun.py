@@ -23,7 +23,7 @@ from flipper.errors import EndedError, HangError, TrainingError, UsageError
 from flipper.failstop.coordinator import RankLost, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
-from flipper.training.launch import GRACE_SECONDS
+from flipper.training.launch import GRACE_SECONDS, is_stopped, receive
 from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
@@ -177,7 +177,7 @@ class MpiRanks:
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):
                 if connection in ready:
-                    message = _received(connection)
+                    message = receive(connection)
                     if message in ("done", None):
                         del at[rank]
                     done = done or message == "done"
@@ -230,24 +230,10 @@ class MpiRanks:
         """
         if silence < timeout:
             return
-        stopped = [rank for rank in at if rank in self.died or _is_stopped(self.pids[rank])]
+        stopped = [rank for rank in at if rank in self.died or is_stopped(self.pids[rank])]
         for rank in stopped:
             self.died.setdefault(rank, time.monotonic())
             with suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGKILL)
         if not stopped and silence > timeout + GRACE_SECONDS:
             raise HangError(f"no rank gave a sign; ended after {silence:g} s of silence (--timeout sets how long)")
-
-
-def _received(connection: Connection) -> object:
-    try:
-        return connection.recv()
-    except (EOFError, OSError):
-        return None
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False

@@ -42,7 +42,7 @@ class Overlapped(Layout):
         self._job = job
         self._reducer = Reducer(self.module, self.optimizer, survivor, self._meet_before)
         self._snapshot = Snapshot(self.module, self.optimizer, whole=job.recovery == "rollback")
-        self._sizes: list[int] = []
+        self._sizes: dict[int, int] = {}
         self._loss = torch.zeros(())
         self._check_kills()
 
@@ -63,16 +63,15 @@ class Overlapped(Layout):
         assert on_gradients is None
         self.phase = "meet"
         self._snapshot.take()
-        result = None
+        result: StepResult | None = None
         whole = partial(self._whole_step, features, targets, batch)
         attempt: Callable[[], StepResult] = whole
         while result is None:
             try:
                 result = attempt()
+                break
             except LostContact as error:
                 said = str(error)
-            else:
-                break
             plan = self.recover(said)
             action = plan.actions[self.grid.rank]
             if action == "redo":
@@ -105,9 +104,6 @@ class Overlapped(Layout):
             return {}
         return {name: shard.tensor.detach().cpu().clone() for name, shard in shards.items()}
 
-    def _everyones(self, mine: Tensor) -> Tensor:
-        return self.survivor.everyones(mine)
-
     def _report(self, generation: int, said: str) -> Lost:
         result = None if self.result is None else (self.result.loss, self.result.grad_norm, self.result.lr)
         done = frozenset(self._reducer.done) if self.phase in ("reduce", "measure") else frozenset()
@@ -120,7 +116,7 @@ class Overlapped(Layout):
         self.optimizer.zero_grad()
         self._sync_buffers()
         mine, self._sizes = self._share_of(batch)
-        total = sum(self._sizes)
+        total = sum(self._sizes.values())
         reducer.rate = total / len(batch) if self._job.world_rate == "linear" else 1.0
         reducer.begin()
         try:
@@ -142,8 +138,7 @@ class Overlapped(Layout):
         """The rest of a step whose gradients each survivor has computed already."""
 
         def finish() -> StepResult:
-            sizes = dict(zip(self._origins, self._sizes, strict=True))
-            total, left = sum(self._sizes), sum(sizes[origin] for origin in plan.ranks)
+            total, left = sum(self._sizes.values()), sum(self._sizes[origin] for origin in plan.ranks)
             scale = total / left if self._job.lost_share == "drop" else 1.0
             self.phase = "reduce"
             for number in range(len(self._reducer.buckets)):
@@ -163,15 +158,15 @@ class Overlapped(Layout):
         rate = self._reducer.rate
         return result if rate == 1 else replace(result, lr=result.lr * rate)
 
-    def _share_of(self, batch: Tensor) -> tuple[Tensor, list[int]]:
-        """This rank's samples, and how many each rank of the group has."""
-        self._origins = self.survivor.ranks
+    def _share_of(self, batch: Tensor) -> tuple[Tensor, dict[int, int]]:
+        """This rank's samples, and how many each has, by its number at the start."""
+        origins = self.survivor.ranks
         if self._job.world_batch == "fixed":
             shares = batch.tensor_split(self.grid.world)
         else:
             all_shares = batch.tensor_split(self._job.train.parallel.ranks)
-            shares = tuple(all_shares[origin] for origin in self._origins)
-        return shares[self.grid.rank], [len(each) for each in shares]
+            shares = tuple(all_shares[origin] for origin in origins)
+        return shares[self.grid.rank], {origin: len(each) for origin, each in zip(origins, shares, strict=True)}
 
     def _sync_buffers(self) -> None:
         """Give every replica the first one's, as DistributedDataParallel does before each forward pass."""

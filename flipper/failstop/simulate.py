@@ -10,7 +10,7 @@ from typing import Final
 from flipper.errors import UsageError
 from flipper.failstop.costs import Costs, young_daly
 from flipper.failstop.failures import Failures
-from flipper.failstop.spec import LOST_SHARES, RECOVERIES, WORLD_BATCHES, WORLD_RATES
+from flipper.failstop.spec import RECOVERIES, check_world, one_of
 from flipper.training.launch import run_ranks
 from flipper.training.layouts import SINGLE
 from flipper.training.ranks import Emit, Place
@@ -45,21 +45,18 @@ class SimulationSpec:
     lost_share: str = "drop"
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            *(("--recovery", recovery, RECOVERIES) for recovery in self.recoveries),
-            ("--mode", self.mode, MODES),
-            ("--world-batch", self.world_batch, WORLD_BATCHES),
-            ("--world-rate", self.world_rate, WORLD_RATES),
-            ("--lost-share", self.lost_share, LOST_SHARES),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}")
+        for recovery in self.recoveries:
+            one_of("--recovery", recovery, RECOVERIES)
+        one_of("--mode", self.mode, MODES)
+        check_world(self.world_batch, self.world_rate, self.lost_share)
         if self.workers < 2:
             raise UsageError(f"--workers {self.workers}: a run that survives a death has 2 or more")
         if not 1 <= self.min_ranks <= self.workers:
             raise UsageError(f"--min-ranks {self.min_ranks}: there are {self.workers} workers")
         if self.save_every is not None and self.save_every < 1:
             raise UsageError(f"--save-every {self.save_every}: must be 1 or more")
+        if "restart" in self.recoveries and self.save_every is None and self.mtbf is None:
+            raise UsageError("restart from a trace of failures: say by --save-every how often a checkpoint is written")
 
 
 @dataclass
@@ -127,8 +124,7 @@ def interval(spec: SimulationSpec, length: float) -> int:
     """Steps between checkpoints. length: seconds of a step."""
     if spec.save_every is not None:
         return spec.save_every
-    if spec.mtbf is None:
-        raise UsageError("restart from a trace of failures: say by --save-every how often a checkpoint is written")
+    assert spec.mtbf is not None
     return max(1, round(young_daly(spec.costs.write, spec.mtbf) / max(length, 1e-9)))
 
 

@@ -53,7 +53,7 @@ class Snapshot:
 
     @property
     def _on_gpu(self) -> bool:
-        return any(each.is_cuda for each in self._live[:1])
+        return any(each.is_cuda for each in self._module.parameters())
 
     def _tensors(self) -> Iterable[Tensor]:
         yield from (each for each in self._module.buffers())

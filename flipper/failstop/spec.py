@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,19 @@ RECOVERIES: Final = ("restart", "rollback", "lossy")
 WORLD_BATCHES: Final = ("fixed", "per-rank")
 WORLD_RATES: Final = ("keep", "linear")
 LOST_SHARES: Final = ("drop", "zero")
+
+
+def one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise UsageError for another value."""
+    if value not in allowed:
+        raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}")
+
+
+def check_world(batch: str, rate: str, share: str) -> None:
+    """Raise UsageError for what survivors can't be told to train with; see FailstopSpec."""
+    one_of("--world-batch", batch, WORLD_BATCHES)
+    one_of("--world-rate", rate, WORLD_RATES)
+    one_of("--lost-share", share, LOST_SHARES)
 
 
 @dataclass(frozen=True)
@@ -39,14 +53,9 @@ class FailstopSpec:
 
     def __post_init__(self) -> None:
         train = self.train
-        for option, value, allowed in (
-            ("--recovery", self.recovery, (None, *RECOVERIES)),
-            ("--world-batch", self.world_batch, WORLD_BATCHES),
-            ("--world-rate", self.world_rate, WORLD_RATES),
-            ("--lost-share", self.lost_share, LOST_SHARES),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{option} {value!r} is none of {', '.join(filter(None, allowed))}")
+        if self.recovery is not None:
+            one_of("--recovery", self.recovery, RECOVERIES)
+        check_world(self.world_batch, self.world_rate, self.lost_share)
         kind = train.parallel.data
         if self.recovery in ("rollback", "lossy") and not self.overlapped:
             raise UsageError(

@@ -62,10 +62,6 @@ class Survivor(ABC):
         """Fill the tensor with that of one rank."""
 
     @abstractmethod
-    def everyones(self, mine: Tensor) -> Tensor:
-        """Each rank's vector, by rank."""
-
-    @abstractmethod
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         """Join the others that are left; what this rank does then is plan.actions[rank].
 
@@ -125,11 +121,6 @@ class GlooSurvivor(Survivor):
     def share(self, tensor: Tensor, rank: int) -> None:
         dist.broadcast(tensor, rank)
 
-    def everyones(self, mine: Tensor) -> Tensor:
-        everyone = mine.new_empty((self.place.world, len(mine)))
-        dist.all_gather(list(everyone.unbind()), mine)
-        return everyone
-
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         self._leave()
         self._send(report(self.generation))
@@ -161,7 +152,7 @@ class GlooSurvivor(Survivor):
         except RuntimeError:
             return False
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.place.timeout))
-        self._send(Joined(self.generation, time.monotonic()))
+        self._send(Joined(self.generation))
         return True
 
     def _leave(self) -> None:

@@ -47,7 +47,6 @@ class Workers:
     def __init__(self, run: loop.Run, count: int, rules: Rules, exact: bool) -> None:
         self.run, self.count, self.rules, self.exact = run, count, rules, exact
         self.module = run.layout.module
-        self.named = [each for each in self.module.parameters() if each.requires_grad]
         self.buckets = bucketed(self.module.parameters())
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
         if not exact and (held := _normalised(self.module)):
@@ -89,7 +88,7 @@ class Workers:
         self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
         self.alive = [worker for worker in self.alive if worker not in lost]
         if self._buffers:
-            self._put_buffers(self.alive[0])
+            self._restore(self._buffers[self.alive[0]])
         run.progress = run.progress.advance(run.batches)
 
     def _places(self, size: int) -> dict[int, range]:
@@ -150,7 +149,7 @@ class Workers:
                     if parameter in sums:
                         sums[parameter] += part
                     else:
-                        sums[parameter] = part.clone()
+                        sums[parameter] = part  # the next pass makes gradients of its own
         return sums
 
     def _at_once(
@@ -167,7 +166,7 @@ class Workers:
             numbers = [number for number, each in enumerate(members) if tuple(each) == group]
             self.backward(samples, len(samples) / total * scales[numbers[0]])
             for number in numbers:
-                sums.update({each: each.grad.clone() for each in self.buckets[number] if each.grad is not None})
+                sums.update({each: each.grad for each in self.buckets[number] if each.grad is not None})
         return sums
 
     def backward(self, samples: Tensor, weight: float = 1.0) -> None:
@@ -191,9 +190,6 @@ class Workers:
 
     def _buffers_now(self) -> list[Tensor]:
         return [buffer.clone() for buffer in self.module.buffers()]
-
-    def _put_buffers(self, worker: int) -> None:
-        self._restore(self._buffers[worker])
 
     def _restore(self, buffers: list[Tensor]) -> None:
         with torch.no_grad():

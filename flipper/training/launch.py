@@ -257,7 +257,7 @@ class Ranks:
             heard = time.monotonic()
             for connection in ready:
                 assert isinstance(connection, Connection)
-                message = _receive(connection)
+                message = receive(connection)
                 if isinstance(message, dict):
                     if not failures:
                         on_event(message)
@@ -282,12 +282,8 @@ class Ranks:
         return next((rank for rank in range(len(self.processes)) if self.is_stopped(rank)), None)
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether a signal (SIGSTOP) or a debugger has stopped a rank; False where that can't be seen."""
-        try:
-            with open(f"/proc/{self.processes[rank].pid}/stat", encoding="utf-8") as file:
-                return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-        except OSError:  # it has ended, or this is no Linux
-            return False
+        """As the function of this name, of a rank."""
+        return is_stopped(self.processes[rank].pid)
 
     @property
     def place(self) -> Path:
@@ -327,7 +323,16 @@ class Ranks:
         return f"; it last wrote: {' | '.join(said)}" if said else ""
 
 
-def _receive(connection: Connection) -> object:
+def is_stopped(pid: int | None) -> bool:
+    """Whether a signal (SIGSTOP) or a debugger has stopped a process; False where that can't be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has ended, or this is no Linux
+        return False
+
+
+def receive(connection: Connection) -> object:
     """One message of a rank: an event, "done", a Failure, or None when it ended without a word."""
     try:
         return connection.recv()

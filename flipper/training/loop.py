@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -42,11 +43,16 @@ def train_rank(spec: TrainSpec, place: Place, emit: Emit) -> None:
         shared = [spec.seed]
         dist.broadcast_object_list(shared, src=0)
         spec = replace(spec, seed=shared[0])
-    run = begin(spec, place, emit)
+    to_the_end(begin(spec, place, emit), began)
+
+
+def to_the_end(run: Run, began: float, before_step: Callable[[int], None] = lambda number: None) -> None:
+    """Train from the run's first step to its last. before_step: called with each step's number."""
     run.announce()
     if run.progress.step == run.total:
         run.look_and_save()
     while run.progress.step < run.total and run.stopped is None:
+        before_step(run.progress.step + 1)
         run.train_step()
         run.notice()
         run.look_and_save()

@@ -7,15 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from by_hand import Death, trained
-from safetensors.torch import load_file
+from real_runs import marked, same, wait_for, weights
 
 from flipper.errors import TrainingError, UsageError
 from flipper.failstop import mpirun
@@ -36,15 +32,6 @@ def run(
     spec = TrainSpec(recipe, Parallel("mpi", ranks), steps=8, seed=1, save=folder, save_every=4, timeout=timeout)
     job = FailstopSpec(spec, tuple(map(Kill.parse, kills)), recovery, min_ranks=min_ranks)
     return train_through(job, (events if events is not None else []).append)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    state = load_file(folder / "step-000008.safetensors")
-    return {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return set(one) == set(other) and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_without_a_death_it_is_distributed_data_parallel_bit_for_bit(tmp_path: Path) -> None:
@@ -73,7 +60,7 @@ def test_survivors_come_to_what_they_do_by_hand(case: str, recovery: str, tmp_pa
     result = run(ranks, kills, recovery, tmp_path, events=events)
     assert {lost["rank"] for lost in result.lost} == {death.worker for death in deaths}
     assert result.world_size == ranks - len(deaths)
-    assert same(weights(tmp_path), trained(ranks, 8, deaths, recovery))
+    assert same(weights(tmp_path, 8), trained(ranks, 8, deaths, recovery))
     assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 9))
     assert all(event["seconds_to_shrink"] > 0 for event in events if event["event"] == "recovered")
 
@@ -90,7 +77,7 @@ def test_a_rank_that_hangs_is_killed_after_the_timeout(tmp_path: Path) -> None:
     """MPI itself has no timeout."""
     result = run(3, ("rank:1@step:5:bucket:1,signal:STOP",), "lossy", tmp_path, timeout=3.0)
     assert [lost["rank"] for lost in result.lost] == [1]
-    assert same(weights(tmp_path), trained(3, 8, (Death(1, 5, 1),), "lossy"))
+    assert same(weights(tmp_path, 8), trained(3, 8, (Death(1, 5, 1),), "lossy"))
 
 
 @pytest.mark.slow
@@ -135,24 +122,3 @@ def test_nothing_outlives_the_launcher(number: signal.Signals, tmp_path: Path) -
     assert (process.returncode, err.strip()) == (-number if number == signal.SIGKILL else 128 + number, "")
     wait_for(lambda: not marked(mark))
     assert all(json.loads(line) for line in metrics.read_text().splitlines()[:3])
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def marked(mark: str) -> list[str]:
-    """The processes that have this in their environment."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            try:
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(process.name)
-            except OSError:
-                continue
-    return found

@@ -64,6 +64,12 @@ class Grid:
             dist.all_gather_object(said, mine)
         return said
 
+    def stacked(self, mine: torch.Tensor) -> torch.Tensor:
+        """Each rank's vector, by rank; a collective."""
+        everyone = mine.new_empty((self.world, len(mine)))
+        dist.all_gather(list(everyone.unbind()), mine)
+        return everyone
+
     @property
     def stream(self) -> int:
         """The number of this rank's random stream.

@@ -195,14 +195,8 @@ class Layout:
             mine[1] = loss
         if grid.world == 1:
             return StepResult(mine[1].item(), mine[0].sqrt().item(), rate)
-        squares, losses = self._everyones(mine).unbind(1)
+        squares, losses = grid.stacked(mine).unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
-
-    def _everyones(self, mine: Tensor) -> Tensor:
-        """Each rank's vector, by rank; a collective."""
-        everyone = torch.empty((self.grid.world, len(mine)), dtype=mine.dtype, device=mine.device)
-        dist.all_gather(list(everyone.unbind()), mine)
-        return everyone
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:

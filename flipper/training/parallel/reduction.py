@@ -15,12 +15,10 @@ def ordered_sum(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tenso
     ranks' values, never on where it lies in the buffer, as it does with gloo's and nccl's own allreduce.
     """
     world = dist.get_world_size(group)
-    flat = tensor.reshape(-1)
-    width = -(-flat.numel() // world)
-    padded = torch.nn.functional.pad(flat, (0, width * world - flat.numel()))
+    padded = padded_for(tensor, world)
     result = torch.empty_like(padded)
-    dist.all_gather(list(result.view(world, width).unbind()), sum_of_slices(padded, group), group)
-    return result[: flat.numel()].view(tensor.shape)
+    dist.all_gather(list(result.view(world, -1).unbind()), sum_of_slices(padded, group), group)
+    return result[: tensor.numel()].view(tensor.shape)
 
 
 def sum_of_slices(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -28,6 +26,17 @@ def sum_of_slices(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tenso
     world = dist.get_world_size(group)
     slices = torch.empty_like(flat)
     dist.all_to_all_single(slices, flat, group=group)
+    return added(slices, world)
+
+
+def padded_for(tensor: Tensor, world: int) -> Tensor:
+    """The tensor as a vector, with zeros behind it so that it parts into as many equal slices as there are ranks."""
+    flat = tensor.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % world))
+
+
+def added(slices: Tensor, world: int) -> Tensor:
+    """The sum of the slices that came from each rank, in rank order."""
     total, *others = slices.view(world, -1).unbind()
     total = total.clone()
     for other in others:
