@@ -268,39 +268,36 @@ def live(site: str, path: str, rounds: str) -> list[float]:
 
 def steps(recipe: str, layout: str, allreduce: str, count: str) -> float:
     """Seconds from one step's record to the next's, in the middle of a run of flipper."""
-    from statistics import median
-
     from flipper.training.layouts import Parallel
     from flipper.training.run import train
-    from flipper.training.spec import Event, TrainSpec
+    from flipper.training.spec import TrainSpec
 
-    times: list[float] = []
-
-    def hear(event: Event) -> None:
-        if event["event"] == "step":
-            times.append(perf_counter())
-
-    train(TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1, allreduce=allreduce), hear)
-    gaps = [later - sooner for sooner, later in pairwise(times)]
-    return median(gaps[len(gaps) // 4 :])
+    spec = TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1, allreduce=allreduce)
+    return _step_seconds(lambda hear: train(spec, hear))
 
 
 def own_steps(recipe: str, layout: str, recovery: str, count: str) -> float:
     """As `steps`, by the bucketed reducer of runs whose ranks may die."""
-    from statistics import median
-
     from flipper.failstop.run import train_through
     from flipper.failstop.spec import FailstopSpec
     from flipper.training.layouts import Parallel
-    from flipper.training.spec import Event, TrainSpec
+    from flipper.training.spec import TrainSpec
+
+    spec = TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1)
+    return _step_seconds(lambda hear: train_through(FailstopSpec(spec, (), recovery), hear))
+
+
+def _step_seconds(run: Callable[[Callable[[dict[str, Any]], None]], object]) -> float:
+    """The median time between steps of a run, the first quarter left out. run: is given what hears of events."""
+    from statistics import median
 
     times: list[float] = []
 
-    def hear(event: Event) -> None:
+    def hear(event: dict[str, Any]) -> None:
         if event["event"] == "step":
             times.append(perf_counter())
 
-    train_through(FailstopSpec(TrainSpec(recipe, Parallel.parse(layout), steps=int(count), seed=1), (), recovery), hear)
+    run(hear)
     gaps = [later - sooner for sooner, later in pairwise(times)]
     return median(gaps[len(gaps) // 4 :])
 
