@@ -34,15 +34,19 @@ class LostContact(Exception):
 def contact() -> Iterator[None]:
     """What only talks to other ranks: its failure means that one of them is lost.
 
-    The error that is raised holds nothing of the first one, whose frames hold on to the broken group.
+    Whoever keeps the error that is raised calls `alone` on it: the first one's frames hold on to the broken group.
     """
-    said = None
     try:
         yield
     except RuntimeError as error:
-        said = str(error).partition("\n")[0][:300]
-    if said is not None:
-        raise LostContact(said)
+        raise LostContact(str(error).partition("\n")[0][:300]) from None
+
+
+def alone(error: BaseException) -> BaseException:
+    """The error without the frames that it and what led to it came through, and what these hold: a group lives on, and
+    with it its connections, as long as an unfinished work of it does, and others wait for who has left it."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -109,7 +113,10 @@ class Reducer:
         self._work.put(None)
         error = self._ended.get()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its frames hold this one
         return self._sent == len(self.buckets)
 
     def average(self, number: int, scale: float = 1.0) -> None:
@@ -163,7 +170,7 @@ class Reducer:
                     self._before(number)
                     self.average(number)
                 except BaseException as problem:  # whoever waits for the buckets raises it
-                    error = problem.with_traceback(None)  # which holds what the broken group hangs on
+                    error = alone(problem)
 
 
 def _part_of(optimizer: Optimizer, bucket: list[nn.Parameter]) -> Optimizer:

@@ -39,8 +39,9 @@ class Coordinator:
 
     alive: ranks, by their numbers at the start. died: when each lost one died. untold: those of which no plan knows.
     stage: "running", "losing" until all that are left have told of the loss, "readying" until all have read the plan,
-    "joining" until all are in the new group. since: when that stage began. failures: errors that ended ranks, the first
-    at `failed`: what others saw of a death may be told before it.
+    "joining" until all are in the new group. since: when that stage began. detected: when the loss that is being
+    recovered from was; 0 when none is. joined: whether the group of this generation ever stood. failures: errors that
+    ended ranks, the first at `failed`: what others saw of a death may be told before it.
     """
 
     ranks: Ranks
@@ -56,6 +57,7 @@ class Coordinator:
     reports: dict[int, Lost] = field(default_factory=dict)
     there: set[int] = field(default_factory=set)
     detected: float = 0.0
+    joined: bool = True
     failures: dict[int, Failure | None] = field(default_factory=dict)
     failed: float = 0.0
 
@@ -123,7 +125,8 @@ class Coordinator:
                 raise HangError(f"no rank gave a sign; ended after {silence:g} s of silence (--timeout sets how long)")
         elif self.stage == "losing":
             if self.alive <= set(self.reports):
-                if self.untold:
+                slow = not self.joined and time.monotonic() - self.detected < self.job.train.timeout
+                if self.untold or slow:  # a group that didn't come about though all live is made anew
                     self._plan()
                 elif self._late(GRACE_SECONDS):
                     raise TrainingError(f"ranks lost contact, and none has died: {self._first.error}")
@@ -144,7 +147,7 @@ class Coordinator:
         self.on_event({
             "event": "recovered", "strategy": self.job.recovery, "world_size": len(self.alive), "seconds": seconds
         })  # fmt: skip
-        self.detected = 0.0
+        self.detected, self.joined = 0.0, True
         self._enter("running")
 
     def _enter(self, stage: str) -> None:
@@ -175,6 +178,7 @@ class Coordinator:
             self.on_event({"event": "rank-lost", "rank": rank, "step": step, "seconds_to_detect": seconds})
         self.untold.clear()
         self.generation += 1
+        self.joined = False
         self._enter("readying")
         plan_of(self.generation, self.job.recovery or "", self.reports).write(self.ranks.place)
 

@@ -43,7 +43,9 @@ def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], Non
     assert isinstance(layout, Overlapped)
     layout.completed = run.progress.step
     _check_kills(job.kills, run.progress.step + 1, run.total)
+    run.overwrites = job.restarted
     run.announce()
+    run.overwrites = True
     if run.progress.step == run.total:
         _together(layout, "look", run.look_and_save)
     while run.progress.step < run.total and run.stopped is None:
@@ -60,6 +62,7 @@ def run_through(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], Non
 def _run_until_death(job: FailstopSpec, survivor: Survivor, send: Callable[[Any], None], began: float) -> None:
     """The run of one rank that holds a part of the model, without which the others can't go on."""
     run = loop.begin(job.train, survivor.place, send)
+    run.overwrites = job.restarted
     _check_kills(job.kills, run.progress.step + 1, run.total)
     loop.to_the_end(run, began, survivor.meet_and_die)
 

@@ -122,7 +122,7 @@ def _restarted(job: FailstopSpec, death: RankLost, result: FailstopResult) -> Fa
         train = replace(train, resume=Path(result.files[-1]), seed=result.seed)
     elif train.seed is None:
         train = replace(train, seed=result.seed)
-    return replace(job, train=train, kills=_left(job.kills, death))
+    return replace(job, train=train, kills=_left(job.kills, death), restarted=True)
 
 
 def _left(kills: tuple[Kill, ...], death: RankLost) -> tuple[Kill, ...]:

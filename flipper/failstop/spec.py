@@ -41,6 +41,7 @@ class FailstopSpec:
     number of samples, so that the batch is smaller. world_rate: "keep" the learning rate, or "linear": scale it by the
     samples of the smaller batch. lost_share: what becomes of the dead rank's part in a mean that the others finish:
     "drop", the mean over the others' samples, or "zero", a gradient of nothing.
+    restarted: whether this goes on with a run that has lost ranks.
     """
 
     train: TrainSpec
@@ -50,6 +51,7 @@ class FailstopSpec:
     world_batch: str = "fixed"
     world_rate: str = "keep"
     lost_share: str = "drop"
+    restarted: bool = False
 
     def __post_init__(self) -> None:
         train = self.train

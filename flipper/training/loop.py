@@ -139,6 +139,8 @@ class Run:
     stopped: str | None = None
     last: parallel.StepResult | None = None
     replayed: int | None = None
+    overwrites: bool = False
+    """Whether a checkpoint that is there takes the new one's place: a run whose ranks die does steps again."""
 
     def emit(self, event: str, **values: object) -> None:
         """Tell the launching process, if this is rank 0."""
@@ -311,7 +313,7 @@ class Run:
         state = self.canonical_state()
         if self.layout.grid.rank == 0:
             path = self._path(self.progress.step)
-            saving.save(state, path, self.spec.checkpoint_format)
+            saving.save(state, path, self.spec.checkpoint_format, self.overwrites)
             self.emit("saved", step=self.progress.step, path=str(path))
 
     def canonical_state(self) -> State:
@@ -370,6 +372,8 @@ class Run:
             raise first
 
     def _refuse_existing(self, folder: Path) -> None:
+        if self.overwrites:
+            return
         for path in folder.glob("step-*"):
             number = path.stem.removeprefix("step-")
             step = int(number) if number.isascii() and number.isdigit() else 0

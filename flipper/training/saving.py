@@ -25,18 +25,18 @@ PREFIXES: Final = ("model.", "optimizer.", "scheduler.", "progress.", "rng.")
 """What the names of a canonical state begin with."""
 
 
-def save(state: State, path: Path, checkpoint_format: str) -> None:
+def save(state: State, path: Path, checkpoint_format: str, force: bool = False) -> None:
     """Write a canonical state, whole or not at all, and make `last`, beside it, hold its name.
 
-    Raises OutputError when the file exists or can't be written.
+    force: replace a file that is there. Raises OutputError when the file exists or can't be written.
     """
-    if path.exists():
+    if path.exists() and not force:
         raise OutputError(exists(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"can't make the folder {path.parent}: {error.strerror}") from error
-    writers.write(contents(state), path, checkpoint_format)
+    writers.write(contents(state), path, checkpoint_format, force)
     with atomic_output(path.with_name("last"), force=True) as partial:
         partial.write_text(f"{path.name}\n", encoding="utf-8")
 

@@ -1,0 +1,160 @@
+"""Deaths at the moments that a kill can't name, brought about by a recipe that reaches into its own rank."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hand import Death, trained
+from real_runs import same, weights
+from torch import nn
+
+from flipper.failstop.buckets import LostContact, Reducer
+from flipper.failstop.kills import Kill
+from flipper.failstop.run import FailstopResult, train_through
+from flipper.failstop.spec import FailstopSpec
+from flipper.training.layouts import Parallel
+from flipper.training.run import train
+from flipper.training.spec import Event, TrainSpec
+
+RECIPE = """
+import os, signal, threading, time
+from flipper.failstop import survivor
+from flipper.training import loop, recipes, saving
+
+mlp = recipes.get("digits-mlp")
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+DIES_JOINING = """
+make_group = survivor.make_group
+
+def joining(place):
+    if place.world == 3 and place.rank == 0:
+        threading.Thread(target=die).start()
+    make_group(place)
+
+survivor.make_group = joining
+"""
+JOINS_AT_THE_SECOND_ATTEMPT = """
+make_group, attempts = survivor.make_group, []
+
+def joining(place):
+    attempts.append(place)
+    if place.rank == 1 and len(attempts) == 1:
+        raise RuntimeError("too slow")
+    make_group(place)
+
+survivor.make_group = joining
+"""
+DIES_WHEN_ALL_BUT_ONE_HAVE_SAVED = """
+look = loop.Run.look_and_save
+
+def looking(self):
+    look(self)
+    if self.progress.step == 4 and self.layout.grid.world == 4:
+        if self.layout.grid.rank == 1:
+            self.layout.grid.everyone("nobody else comes here")
+        if self.layout.grid.rank == 3:
+            time.sleep(0.5)
+            die()
+
+loop.Run.look_and_save = looking
+"""
+DIES_BEFORE_IT_TELLS_OF_A_CHECKPOINT = """
+save = saving.save
+
+def saving_once(state, path, *rest):
+    there = path.with_name("once").exists()
+    save(state, path, *rest)
+    path.with_name("once").touch()
+    if not there:
+        die()
+
+loop.saving.save = saving_once
+"""
+
+
+def run(
+    patch: str, kills: tuple[str, ...], recovery: str, folder: Path, events: list[Event], ranks: int = 4
+) -> FailstopResult:
+    recipe = folder / "reaching.py"
+    recipe.write_text(RECIPE + patch)
+    spec = TrainSpec(
+        f"{recipe}:mlp", Parallel("ddp", ranks), steps=12, seed=1, save=folder / "saved", save_every=4, timeout=30.0
+    )
+    return train_through(FailstopSpec(spec, tuple(map(Kill.parse, kills)), recovery), events.append)
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_a_death_while_the_survivors_make_their_group_is_one_more_death(recovery: str, tmp_path: Path) -> None:
+    """Rank 0 dies in gloo's own connecting, which holds the others up for five attempts."""
+    result = run(DIES_JOINING, ("rank:1@step:6:bucket:1",), recovery, tmp_path, [])
+    assert [lost["rank"] for lost in result.lost] == [1, 0]
+    deaths = (Death(1, 6, 1), Death(0, 6, 1))
+    assert same(weights(tmp_path / "saved", 12), trained(4, 12, deaths, recovery))
+
+
+def test_a_group_that_does_not_come_about_is_made_anew(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = run(JOINS_AT_THE_SECOND_ATTEMPT, ("rank:1@step:6:bucket:1",), "lossy", tmp_path, events)
+    assert [lost["rank"] for lost in result.lost] == [1]
+    assert [event["world_size"] for event in events if event["event"] == "recovered"] == [3]
+    assert same(weights(tmp_path / "saved", 12), trained(4, 12, (Death(1, 6, 1),), "lossy"))
+
+
+def test_a_checkpoint_that_was_written_is_written_anew_by_those_that_are_left(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = run(DIES_WHEN_ALL_BUT_ONE_HAVE_SAVED, (), "rollback", tmp_path, events)
+    assert result.world_size == 3
+    assert [event["step"] for event in events if event["event"] == "saved"] == [4, 4, 8, 12]
+    assert same(weights(tmp_path / "saved", 12), trained(4, 12, (Death(3, 5),), "rollback"))
+
+
+def test_a_run_restarts_though_nobody_was_told_of_its_last_checkpoint(tmp_path: Path) -> None:
+    whole = train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, seed=1))
+    events: list[Event] = []
+    result = run(DIES_BEFORE_IT_TELLS_OF_A_CHECKPOINT, (), "restart", tmp_path, events, ranks=2)
+    assert [lost["rank"] for lost in result.lost] == [0]
+    assert [event["step"] for event in events if event["event"] == "saved"] == [4, 8, 12]
+    assert result.state_digest == whole.state_digest
+
+
+class Work:
+    """What holds a group's connections open as long as it lives."""
+
+
+class Alone:
+    """A survivor whose next sum fails, with a work under way."""
+
+    def __init__(self) -> None:
+        self.work: weakref.ref[Work] | None = None
+
+    def summed(self, flat: torch.Tensor) -> torch.Tensor:
+        work = Work()
+        self.work = weakref.ref(work)
+        raise RuntimeError("connection closed by peer")
+
+
+def test_of_a_broken_sum_nothing_is_held_on_to() -> None:
+    """Else the group's connections stay open, and who waits for this rank waits until its timeout."""
+    module = nn.Linear(2, 1)
+    alone: Any = Alone()
+    reducer = Reducer(module, torch.optim.SGD(module.parameters(), 0.1), alone, lambda bucket: None)
+    gc.disable()
+    try:
+        reducer.begin()
+        module(torch.ones(1, 2)).sum().backward()  # type: ignore[no-untyped-call]
+        with pytest.raises(LostContact, match="connection closed"):
+            reducer.finish()
+        assert alone.work is not None
+        assert alone.work() is None
+    finally:
+        gc.enable()
