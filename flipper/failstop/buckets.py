@@ -1,15 +1,15 @@
 """The bucketed reducer: gradients are averaged, and weights updated, while the backward pass goes on.
 
-A thread of its own averages bucket k-1 in rank order and applies it while autograd computes bucket k. So at any moment
-some layers are updated and some are not, as in the source: Nicolae, Hobson, Yildiz, Peterka, Morozov, "Towards
-Low-Overhead Resilience for Data Parallel Deep Learning", CCGrid 2022.
+Bucket k-1 is summed in rank order, by gloo's own threads, while autograd computes bucket k, and applied as soon as the
+backward pass comes to the next one. So at any moment some layers are updated and some are not, as in the source:
+Nicolae, Hobson, Yildiz, Peterka, Morozov, "Towards Low-Overhead Resilience for Data Parallel Deep Learning", CCGrid
+2022.
 """
 
 from __future__ import annotations
 
 import copy
-import queue
-import threading
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flipper.failstop.survivor import Survivor
+from flipper.failstop.survivor import Sum, Survivor
 
 PARTS: Final = 3
 """Buckets that a small model is cut into, about."""
@@ -42,7 +42,7 @@ def contact() -> Iterator[None]:
         raise LostContact(str(error).partition("\n")[0][:300]) from None
 
 
-def alone(error: BaseException) -> BaseException:
+def alone(error: LostContact) -> LostContact:
     """The error without the frames that it and what led to it came through, and what these hold: a group lives on, and
     with it its connections, as long as an unfinished work of it does, and others wait for who has left it."""
     error.__context__ = None
@@ -74,7 +74,7 @@ class Reducer:
     """Averages and applies the buckets of one model in order.
 
     optimizer: the recipe's, of all parameters; each bucket is updated by one like it that shares its state.
-    survivor: this rank, which talks to the others. before: called in the thread before a bucket is averaged.
+    survivor: this rank, which talks to the others. before: called before a bucket is averaged.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class Reducer:
         self._number = {parameter: k for k, bucket in enumerate(self.buckets) for parameter in bucket}
         self._missing: list[int] = []
         self._sent = 0
-        self._work: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._begun: dict[int, Sum] = {}
+        self._gathered: dict[int, Sum] = {}
+        self._error: LostContact | None = None
         self._active = False
         for parameter in self._number:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-        threading.Thread(target=self._serve, name="flipper-reducer", daemon=True).start()
 
     def begin(self) -> None:
         """Before a backward pass: no bucket is averaged yet."""
         self.done.clear()
         self._missing = [len(bucket) for bucket in self.buckets]
-        self._sent, self._active = 0, True
+        self._sent, self._active, self._error = 0, True, None
         for optimizer in self._optimizers:
             for ours, theirs in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
                 ours.update({key: value for key, value in theirs.items() if key != "params"})
@@ -110,19 +110,19 @@ class Reducer:
     def finish(self) -> bool:
         """Wait for the buckets; returns False when some parameter got no gradient. Raises LostContact."""
         self._active = False
-        self._work.put(None)
-        error = self._ended.get()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its frames hold this one
+        self._attempt(self.settle)
+        if self._error is not None:
+            raise LostContact(*self._error.args)
         return self._sent == len(self.buckets)
 
+    def settle(self) -> None:
+        """Average and apply all buckets that were begun. Raises LostContact."""
+        self._gather()
+        self._apply()
+
     def average(self, number: int, scale: float = 1.0) -> None:
-        """Average one bucket over all ranks and apply it."""
-        bucket = self.buckets[number]
-        flat = self._flat(bucket)
+        """Average one bucket over all ranks and apply it. Raises LostContact."""
+        flat = self._flat(number)
         if scale != 1:
             flat = flat * scale
         with contact():
@@ -131,46 +131,65 @@ class Reducer:
 
     def share(self, number: int, donor: int, have: bool) -> None:
         """Take a bucket's average from the rank that has it, where it isn't applied yet. have: whether it is here."""
-        flat = self._flat(self.buckets[number])
+        flat = self._flat(number)
         with contact():
             self._survivor.share(flat, donor)
         if not have:
             self._take(number, flat)
 
-    def _take(self, number: int, total: Tensor) -> None:
-        bucket = self.buckets[number]
-        parts = torch.split(total, [each.numel() for each in bucket])
-        for parameter, part in zip(bucket, parts, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(part.view_as(parameter.grad))
-        self._optimizers[number].step()
-        self.done.add(number)
-
-    def _flat(self, bucket: list[nn.Parameter]) -> Tensor:
-        return torch.cat([each.grad.reshape(-1) for each in bucket if each.grad is not None])
-
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """A gradient is there; send off the buckets that are whole, in order."""
+        """A gradient is there; begin the buckets that are whole, in order."""
         if not self._active:
             return
         self._missing[self._number[parameter]] -= 1
         while self._sent < len(self.buckets) and not self._missing[self._sent]:
-            self._work.put(self._sent)
+            self._attempt(functools.partial(self._begin, self._sent))
             self._sent += 1
 
-    def _serve(self) -> None:
-        error: BaseException | None = None
-        while True:
-            number = self._work.get()
-            if number is None:
-                self._ended.put(error)
-                error = None
-            elif error is None:
-                try:
-                    self._before(number)
-                    self.average(number)
-                except BaseException as problem:  # whoever waits for the buckets raises it
-                    error = alone(problem)
+    def _begin(self, number: int) -> None:
+        """The first part of one bucket's sum, the second of the one before, and the one before that is applied.
+
+        Every rank does them in this order, wherever its backward pass is.
+        """
+        self._before(number)
+        with contact():
+            total = self._survivor.begin_sum(self._flat(number))
+        self._apply()
+        self._gather()
+        self._begun[number] = total
+
+    def _gather(self) -> None:
+        for number in list(self._begun):
+            with contact():
+                self._begun[number].gather()
+            self._gathered[number] = self._begun.pop(number)
+
+    def _apply(self) -> None:
+        for number in list(self._gathered):
+            with contact():
+                total = self._gathered[number].result()
+            del self._gathered[number]
+            self._take(number, total)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do it unless contact is lost; backward passes go on then, since all gradients may be of use."""
+        if self._error is None:
+            try:
+                work()
+            except LostContact as error:
+                self._error = alone(error)
+                self._begun.clear()  # they hang on the broken group
+                self._gathered.clear()
+
+    def _take(self, number: int, total: Tensor) -> None:
+        gradients = [each.grad for each in self.buckets[number] if each.grad is not None]
+        parts = torch.split(total, [each.numel() for each in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(each) for part, each in zip(parts, gradients, strict=True)])
+        self._optimizers[number].step()
+        self.done.add(number)
+
+    def _flat(self, number: int) -> Tensor:
+        return torch.cat([each.grad.reshape(-1) for each in self.buckets[number] if each.grad is not None])
 
 
 def _part_of(optimizer: Optimizer, bucket: list[nn.Parameter]) -> Optimizer:

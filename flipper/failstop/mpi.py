@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flipper.failstop.kills import Kill
 from flipper.failstop.messages import Lost, Plan, Shrunk, plan_of
-from flipper.failstop.survivor import Survivor
+from flipper.failstop.survivor import Sum, Survivor
 from flipper.training.layouts import Parallel
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import added, padded_for
@@ -43,6 +43,25 @@ class MpiGrid(Grid):
         return everyone
 
 
+class MpiSum:
+    """As reduction.OrderedSum; MPI gets on only while it is called, so each part is done whole."""
+
+    def __init__(self, flat: Tensor, comm: Any) -> None:
+        self._size, self._comm = flat.numel(), comm
+        padded = padded_for(flat, comm.size)
+        self._slices = torch.empty_like(padded)
+        comm.Alltoall(_bytes(padded), _bytes(self._slices))
+
+    def gather(self) -> None:
+        """Hand round the sum of this rank's slice."""
+        self._whole = torch.empty_like(self._slices)
+        self._comm.Allgather(_bytes(added(self._slices, self._comm.size)), _bytes(self._whole))
+
+    def result(self) -> Tensor:
+        """The sum."""
+        return self._whole[: self._size]
+
+
 class MpiSurvivor(Survivor):
     """A rank of MPI. recovery: as in FailstopSpec."""
 
@@ -62,13 +81,8 @@ class MpiSurvivor(Survivor):
     def meet(self) -> None:
         self._comm.Barrier()
 
-    def summed(self, flat: Tensor) -> Tensor:
-        """As reduction.ordered_sum: each rank sums one slice for all, in rank order."""
-        padded = padded_for(flat, self.place.world)
-        slices, result = torch.empty_like(padded), torch.empty_like(padded)
-        self._comm.Alltoall(_bytes(padded), _bytes(slices))
-        self._comm.Allgather(_bytes(added(slices, self.place.world)), _bytes(result))
-        return result[: flat.numel()]
+    def begin_sum(self, flat: Tensor) -> Sum:
+        return MpiSum(flat, self._comm)
 
     def share(self, tensor: Tensor, rank: int) -> None:
         self._comm.Bcast(_bytes(tensor), root=rank)

@@ -182,5 +182,8 @@ class Overlapped(Layout):
                 torch._foreach_copy_(buffers, [part.view_as(each) for part, each in zip(parts, buffers, strict=True)])
 
     def _meet_before(self, bucket: int) -> None:
-        with contact():
-            self.survivor.meet_and_die(self.completed + 1, bucket)
+        step = self.completed + 1
+        if self.survivor.due(step, bucket):
+            self._reducer.settle()  # so that all have come exactly as far
+            with contact():
+                self.survivor.meet_and_die(step, bucket)

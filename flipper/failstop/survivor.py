@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,21 @@ from flipper.failstop.messages import Dying, Joined, Lost, Plan, Ready, await_le
 from flipper.training.launch import GRACE_SECONDS
 from flipper.training.layouts import Parallel
 from flipper.training.parallel.grid import Grid
-from flipper.training.parallel.reduction import ordered_sum
+from flipper.training.parallel.reduction import OrderedSum
 from flipper.training.ranks import Place, make_group
 
 JOINING_SECONDS: Final = 2.0
 """To make the survivors' group: all are there already. When one dies meanwhile, gloo tries its address five times."""
+
+
+class Sum(Protocol):
+    """Everyone's vectors being summed in rank order; see reduction.OrderedSum."""
+
+    def gather(self) -> None:
+        """Second part."""
+
+    def result(self) -> Tensor:
+        """Third part: the sum."""
 
 
 class Survivor(ABC):
@@ -54,8 +64,14 @@ class Survivor(ABC):
         """Wait for all."""
 
     @abstractmethod
+    def begin_sum(self, flat: Tensor) -> Sum:
+        """Begin to sum everyone's vector; the parts of several sums are done in the same order everywhere."""
+
     def summed(self, flat: Tensor) -> Tensor:
         """The sum of everyone's vector, in rank order."""
+        total = self.begin_sum(flat)
+        total.gather()
+        return total.result()
 
     @abstractmethod
     def share(self, tensor: Tensor, rank: int) -> None:
@@ -70,12 +86,15 @@ class Survivor(ABC):
 
     def meet_and_die(self, step: int, bucket: int | None = None) -> None:
         """Where a kill is due: meet, so that all have come exactly as far; who is to die ends, the others notice."""
-        due = [kill for kill in self.kills if (kill.step, kill.bucket) == (step, bucket) and kill.rank in self.ranks]
-        if due:
+        if due := self.due(step, bucket):
             self.meet()
             for kill in due:
                 self._die_by(kill)
             self.meet()
+
+    def due(self, step: int, bucket: int | None = None) -> list[Kill]:
+        """The kills that are due now, here or on other ranks."""
+        return [kill for kill in self.kills if (kill.step, kill.bucket) == (step, bucket) and kill.rank in self.ranks]
 
     def _die_in_recovery(self) -> None:
         for kill in self.kills:
@@ -115,8 +134,8 @@ class GlooSurvivor(Survivor):
     def meet(self) -> None:
         dist.barrier()
 
-    def summed(self, flat: Tensor) -> Tensor:
-        return ordered_sum(flat)
+    def begin_sum(self, flat: Tensor) -> Sum:
+        return OrderedSum(flat)
 
     def share(self, tensor: Tensor, rank: int) -> None:
         dist.broadcast(tensor, rank)

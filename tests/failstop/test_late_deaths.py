@@ -137,7 +137,7 @@ class Alone:
     def __init__(self) -> None:
         self.work: weakref.ref[Work] | None = None
 
-    def summed(self, flat: torch.Tensor) -> torch.Tensor:
+    def begin_sum(self, flat: torch.Tensor) -> torch.Tensor:
         work = Work()
         self.work = weakref.ref(work)
         raise RuntimeError("connection closed by peer")

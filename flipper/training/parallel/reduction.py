@@ -14,11 +14,34 @@ def ordered_sum(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tenso
     Each rank sums one slice for all: all_to_all, sum, all_gather. An element's sum depends only on the
     ranks' values, never on where it lies in the buffer, as it does with gloo's and nccl's own allreduce.
     """
-    world = dist.get_world_size(group)
-    padded = padded_for(tensor, world)
-    result = torch.empty_like(padded)
-    dist.all_gather(list(result.view(world, -1).unbind()), sum_of_slices(padded, group), group)
-    return result[: tensor.numel()].view(tensor.shape)
+    total = OrderedSum(tensor, group)
+    total.gather()
+    return total.result()
+
+
+class OrderedSum:
+    """ordered_sum in three parts, between which a rank may do other things: begun when made, then `gather`, `result`.
+
+    Of several sums under way at once, all ranks do the parts in one and the same order.
+    """
+
+    def __init__(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        self._shape, self._group, self._world = tensor.shape, group, dist.get_world_size(group)
+        self._sent = padded_for(tensor, self._world)
+        self._slices = torch.empty_like(self._sent)
+        self._work = dist.all_to_all_single(self._slices, self._sent, group=group, async_op=True)
+
+    def gather(self) -> None:
+        """Wait for everyone's part of this rank's slice, and hand round its sum."""
+        self._work.wait()
+        self._whole = torch.empty_like(self._sent)
+        parts = list(self._whole.view(self._world, -1).unbind())
+        self._work = dist.all_gather(parts, added(self._slices, self._world), self._group, async_op=True)
+
+    def result(self) -> Tensor:
+        """Wait for everyone's sums; a tensor of the shape of this rank's."""
+        self._work.wait()
+        return self._whole[: self._shape.numel()].view(self._shape)
 
 
 def sum_of_slices(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
