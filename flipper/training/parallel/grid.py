@@ -67,7 +67,8 @@ class Grid:
     def stacked(self, mine: torch.Tensor) -> torch.Tensor:
         """Each rank's vector, by rank; a collective."""
         everyone = mine.new_empty((self.world, len(mine)))
-        dist.all_gather(list(everyone.unbind()), mine)
+        # Gloo's all_gather goes round the ranks one by one.
+        dist.all_to_all_single(everyone, mine.repeat(self.world).view_as(everyone))
         return everyone
 
     @property

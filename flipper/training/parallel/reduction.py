@@ -2,17 +2,23 @@
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with the types themselves.
 
+from typing import Final
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+AT_ONCE: Final = 256 << 10
+"""Bytes up to which every rank sends its whole vector to every other: twice the bytes and half the waiting."""
+
 
 def ordered_sum(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The elementwise sum of every rank's tensor of any one shape, added in rank order, on every rank.
 
-    Each rank sums one slice for all: all_to_all, sum, all_gather. An element's sum depends only on the
-    ranks' values, never on where it lies in the buffer, as it does with gloo's and nccl's own allreduce.
+    Each rank sums one slice for all and hands it round; of a small tensor each sums all for itself. An element's sum
+    depends only on the ranks' values, never on where it lies in the buffer, as it does with gloo's and nccl's own
+    allreduce.
     """
     total = OrderedSum(tensor, group)
     total.gather()
@@ -27,21 +33,26 @@ class OrderedSum:
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
         self._shape, self._group, self._world = tensor.shape, group, dist.get_world_size(group)
-        self._sent = padded_for(tensor, self._world)
-        self._slices = torch.empty_like(self._sent)
-        self._work = dist.all_to_all_single(self._slices, self._sent, group=group, async_op=True)
+        self._at_once = self._world == 2 or tensor.nbytes <= AT_ONCE
+        flat = tensor.reshape(-1)
+        self._exchange(flat.repeat(self._world) if self._at_once else padded_for(tensor, self._world))
 
     def gather(self) -> None:
         """Wait for everyone's part of this rank's slice, and hand round its sum."""
-        self._work.wait()
-        self._whole = torch.empty_like(self._sent)
-        parts = list(self._whole.view(self._world, -1).unbind())
-        self._work = dist.all_gather(parts, added(self._slices, self._world), self._group, async_op=True)
+        if not self._at_once:
+            self._work.wait()
+            # Gloo's all_gather goes round the ranks one by one.
+            self._exchange(added(self._received, self._world).repeat(self._world))
 
     def result(self) -> Tensor:
         """Wait for everyone's sums; a tensor of the shape of this rank's."""
         self._work.wait()
-        return self._whole[: self._shape.numel()].view(self._shape)
+        whole = added(self._received, self._world) if self._at_once else self._received[: self._shape.numel()]
+        return whole.view(self._shape)
+
+    def _exchange(self, parts: Tensor) -> None:
+        self._sent, self._received = parts, torch.empty_like(parts)
+        self._work = dist.all_to_all_single(self._received, parts, group=self._group, async_op=True)
 
 
 def sum_of_slices(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
