@@ -4,7 +4,6 @@ make: files of a given size. library: flipper called from Python, its imports do
 """
 
 import json
-import mmap
 import os
 import sys
 import zipfile
@@ -133,19 +132,6 @@ def make_datasets(path: str, count: str, megabytes: str) -> None:
     with h5py.File(path, "w") as file:
         for number in range(int(count)):
             file[f"layer{number}/weight"] = block
-
-
-def touch(megabytes: str) -> None:
-    """Take so much memory, write to it and give it back.
-
-    A virtual machine gets its pages from its host at the first touch, and may lose them when they are free: a copy of
-    2 GiB took 0.7 s on pages that it had and up to 6.7 s on pages that it hadn't.
-    """
-    size = int(megabytes) << 20
-    block = b"\1" * (1 << 20)
-    with mmap.mmap(-1, size) as memory:
-        for start in range(0, size, len(block)):
-            memory[start : start + len(block)] = block
 
 
 def inject_copy(source: str, target: str, rounds: str) -> float:
