@@ -20,7 +20,7 @@ COPIED = ("safetensors", "pytorch", "hdf5")
 
 SETTLING = 4.0
 """Seconds after which what was freed is free for both sides alike: a virtual machine gives free pages back to its host
-after some two, and to take them anew costs more than a copy. A cp of 2 GiB took 0.7 s on pages that it had, else up to 6.7.
+after some two, and to take them anew costs more than a copy. A cp of 2 GiB took 0.7 s on pages that it had, up to 6.7 else.
 """
 
 
