@@ -19,8 +19,8 @@ INSPECTED = ("safetensors", "pytorch", "hdf5", "hdf5-gzip", "keras", "legacy", "
 COPIED = ("safetensors", "pytorch", "hdf5")
 
 SETTLING = 4.0
-"""Seconds after which what was freed is free for both sides alike: a virtual machine gives free pages back to its host
-after some two, and to take them anew costs more than a copy. A cp of 2 GiB took 0.7 s on pages that it had, up to 6.7 else.
+"""Seconds after which freed memory is the same for both sides: a virtual machine gives it back to its host after two
+or so, and to take it anew costs more than a copy. A cp of 2 GiB took 0.7 s on pages that it had, else up to 6.7 s.
 """
 
 
