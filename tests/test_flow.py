@@ -10,8 +10,8 @@ import flipper
 
 ROOT = Path(flipper.__file__).parent
 
-ORDER = ("bits", "checkpoints", "faults", "injection", "training", "failstop", "statistics", "campaigns", "studies",
-         "report", "cli")  # fmt: skip
+ORDER = ("bits", "checkpoints", "faults", "injection", "mesh", "training", "failstop", "statistics", "campaigns",
+         "studies", "report", "cli")  # fmt: skip
 """Each imports only from itself and from those before it."""
 
 SHARED = ("errors", "strict_json", "text_files", "toml")

@@ -51,8 +51,8 @@ def test_the_options_are_those_that_were_decided(name):
 
 
 def test_every_other_command_has_its_options_frozen():
-    """Those of train and of campaign are with their tests."""
-    assert {*OPTIONS, "train", "campaign"} == set(COMMANDS)
+    """Those of train, of campaign and of study are with their tests."""
+    assert {*OPTIONS, "train", "campaign", "study"} == set(COMMANDS)
 
 
 def test_every_option_has_help_or_a_default_that_tells():
@@ -135,7 +135,7 @@ def examples(name):
     return [line.strip() for line in block[1].splitlines()]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "campaign")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "campaign", "study")])
 def test_the_example_works_as_typed(name, tmp_path):
     """From a folder that has sample_checkpoints/, as the repository's root has."""
     (tmp_path / "sample_checkpoints").symlink_to(SAMPLES)

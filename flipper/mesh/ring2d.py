@@ -1,0 +1,139 @@
+"""Ring2d: the two-dimensional scheme, rings over rows or pairs of rows, then over columns.
+
+In rows (or pairs of rows) that are whole the vectors are reduce-scattered round the row; then the chips at the same
+place of each such ring allreduce their slices among themselves; then the sums are gathered round the rows. Survivors in
+rows with a hole hang on the rings beside them. In place of rows there may be columns: then the mesh is transposed.
+
+After S. Kumar, N. Jouppi, "Highly Available Data Parallel ML training on Mesh Networks", 2020, as far as its abstract
+tells: "route gradient summation allreduce traffic around failed chips".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from flipper.mesh.chips import Ints, Mesh, Route
+from flipper.mesh.collectives import all_gather, reduce_scatter
+from flipper.mesh.forest import forests
+from flipper.mesh.routing import Load, around, straight
+from flipper.mesh.schedule import Lanes, Phase, Schedule
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the scheme's forms. rows: of a ring, 1 or 2; first: the first of them; turned: columns for rows."""
+
+    rows: int
+    first: int
+    turned: bool
+
+    def __str__(self) -> str:
+        line = "column" if self.turned else "row"
+        what = f"{line}s" if self.rows == 1 else f"{line} pairs"
+        return f"{what} from {self.first}" if self.first else what
+
+
+FORMS: Final = tuple(Form(rows, first, turned) for rows in (2, 1) for first in range(rows) for turned in (False, True))
+
+
+def ring2d(mesh: Mesh, form: Form) -> Schedule | None:
+    """The schedule in one form; None where no row, or pair of rows, is whole. The survivors must be connected."""
+    seen = mesh.transposed() if form.turned else mesh
+    rings = _rings(seen, form)
+    if not len(rings):
+        return None
+    trees = forests(seen, set(rings.ravel().tolist()))
+    lines, slices = len(rings), rings.shape[1]
+    both = ((rings, 0, trees[0]), (rings[:, ::-1], slices * lines, trees[1]))
+    columns = [_columns(way, base) for way, base, _ in both] if lines > 1 else []
+    across = _column_routes(seen, rings)
+    summing = [reduce_scatter(way, base, lines, tree) for way, base, tree in both]
+    telling = [all_gather(way, base, lines, tree) for way, base, tree in both]
+    phases = [Phase("rows, reduce-scatter", True, Lanes.joined(summing), {})]
+    if columns:
+        phases += [
+            Phase("columns, reduce-scatter", True, Lanes.joined([reduce_scatter(w, b, 1) for w, b in columns]), across),
+            Phase("columns, all-gather", False, Lanes.joined([all_gather(w, b, 1) for w, b in columns]), across),
+        ]
+    phases.append(Phase("rows, all-gather", False, Lanes.joined(telling), {}))
+    hung = sorted({pair for tree in trees for pair in tree.links})
+    count = len(trees[0].hung)
+    variant = f"{form}, {lines} of {seen.rows // form.rows} whole" + (f", {count} chips hung on them" if count else "")
+    found = Schedule(seen, "ring2d", variant, 2 * slices * lines, tuple(phase for phase in phases if len(phase.lanes)),
+                     tuple(map(tuple, rings.tolist())), {}, tuple(hung))  # fmt: skip
+    return _turned(found, mesh) if form.turned else found
+
+
+def _rings(mesh: Mesh, form: Form) -> Ints:
+    """The rings of rows, or pairs, without a hole, [rings, chips of each]."""
+    alive = mesh.alive.reshape(mesh.rows, mesh.columns)
+    found = []
+    for row in range(form.first, mesh.rows - form.rows + 1, form.rows):
+        if alive[row : row + form.rows].all():
+            chips = np.arange(mesh.columns) + row * mesh.columns
+            found.append(chips[_line(mesh.columns)] if form.rows == 1 else
+                         np.concatenate([chips, chips[::-1] + mesh.columns]))  # fmt: skip
+    return np.array(found, dtype=np.int64)
+
+
+def _line(length: int) -> Ints:
+    """A ring over chips in a line that crosses each link once in each direction: every second out, the others back."""
+    places = np.arange(length)
+    return np.concatenate([places[::2], places[1::2][::-1]])
+
+
+def _columns(rings: Ints, base: int) -> tuple[Ints, Ints]:
+    """Rings over the chips at the same place in each row's ring, and the first chunk of what each has summed."""
+    lines, slices = rings.shape
+    ways = rings[_line(lines)].T
+    if base:  # the other half goes the other way round
+        ways = ways[:, ::-1]
+    return ways, base + (np.arange(slices) + 1) % slices * lines
+
+
+def _column_routes(mesh: Mesh, rings: Ints) -> dict[tuple[int, int], Route]:
+    """Ways round the hole for hops along columns that it blocks, in both directions."""
+    ways = rings[_line(len(rings))]
+    hops = [(int(a), int(b)) for one, other in zip(ways, np.roll(ways, -1, axis=0), strict=True)
+            for a, b in zip(one, other, strict=True)] if len(ways) > 1 else []  # fmt: skip
+    blocked = [pair for pair in hops if straight(mesh, *pair) is None]
+    if not blocked:
+        return {}
+    load: Load = Counter()
+    for pair in hops:
+        route = straight(mesh, *pair)
+        if route is not None:
+            load.update(itertools.pairwise(route))
+            load.update(zip(route[::-1], route[-2::-1], strict=False))
+    worst = max(load.values(), default=1)
+    routes: dict[tuple[int, int], Route] = {}
+    for pair in blocked:
+        route = around(mesh, *pair, load, worst)
+        load.update(zip(route[::-1], route[-2::-1], strict=False))
+        routes[pair], routes[pair[::-1]] = route, route[::-1]
+    return routes
+
+
+def _turned(found: Schedule, mesh: Mesh) -> Schedule:
+    """A schedule of the transposed mesh as one of the mesh itself."""
+
+    def turn(chips: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(found.mesh.transpose(chips).tolist())
+
+    phases = []
+    for phase in found.phases:
+        lanes = phase.lanes
+        source, target = found.mesh.transpose(lanes.source), found.mesh.transpose(lanes.target)
+        turned = Lanes(source, target, lanes.base, lanes.offset, lanes.period, lanes.width, lanes.start, lanes.stop)
+        routes = {}
+        for route in phase.routes.values():
+            way = turn(route)
+            routes[way[0], way[-1]] = way
+        phases.append(Phase(phase.name, phase.adds, turned, routes))
+    return Schedule(mesh, found.algorithm, found.variant, found.chunks, tuple(phases), tuple(map(turn, found.rings)),
+                    {}, tuple((a, b) for a, b in map(turn, found.hung)))  # fmt: skip
