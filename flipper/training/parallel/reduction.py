@@ -80,7 +80,7 @@ def added(slices: Tensor, world: int) -> Tensor:
 
 def sum_ordered(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook that sums a bucket in rank order."""
-    return _done(ordered_sum(bucket.buffer(), group))
+    return done(ordered_sum(bucket.buffer(), group))
 
 
 def sum_native(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -90,7 +90,8 @@ def sum_native(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Fu
     return summed
 
 
-def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """A future that holds the tensor already."""
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(tensor)
     return future
