@@ -44,8 +44,8 @@ def cycle(mesh: Mesh) -> Cycle:
     mesh.refuse_parts()
     least = _least_long_hops(mesh)
     best: Cycle | None = None
-    for row, column in _alignments(mesh):
-        found = _walked(mesh, _Cover(mesh, row, column).joined())
+    for (row, column), mended in itertools.product(_alignments(mesh), (False, True)):
+        found = _walked(mesh, _Cover(mesh, row, column, mended).joined())
         if best is None or (found.long_hops, found.crossings) < (best.long_hops, best.crossings):
             best = found
         if best.long_hops <= least:
@@ -71,14 +71,17 @@ def _alignments(mesh: Mesh) -> list[tuple[int, int]]:
 class _Cover:
     """Cycles that cover all survivors: of four chips, of two that are linked both ways, of one alone.
 
+    mended: with chips that no block holds taken into longer cycles, as far as that goes.
     ends: chip -> its neighbours in its cycle. leader: chip -> another of its cycle, as union-find has it.
     """
 
-    def __init__(self, mesh: Mesh, row: int, column: int) -> None:
+    def __init__(self, mesh: Mesh, row: int, column: int, mended: bool) -> None:
         self.mesh = mesh
         self.ends: list[list[int]] = [[] for _ in range(mesh.size)]
         self.leader = list(range(mesh.size))
         self._place_blocks(row, column)
+        if mended:
+            self._mend()
         self._place_pairs()
 
     def _place_blocks(self, row: int, column: int) -> None:
@@ -89,6 +92,74 @@ class _Cover:
                 if alive[a] and alive[b] and alive[c] and alive[d]:
                     self.ends[a], self.ends[b], self.ends[c], self.ends[d] = [b, c], [a, d], [a, d], [b, c]
                     self.leader[b] = self.leader[c] = self.leader[d] = a
+
+    def _mend(self) -> None:
+        """Give as many chips as can be two neighbours: a largest matching in which each chip has two partners.
+
+        Neighbours differ in the parity of row + column, so augmenting paths from one parity to the other do.
+        """
+        parity = [sum(self.mesh.place(chip)) % 2 for chip in range(self.mesh.size)]
+        useless: set[int] = set()
+        for chip in self.mesh.survivors:
+            while not parity[chip] and len(self.ends[chip]) < 2 and self._augment(chip, useless):
+                pass
+        for chip in self.mesh.survivors:
+            if len(self.ends[chip]) == 1:  # one alone is better than two ends of a path, which would all be taken apart
+                self._augment(chip, set(), to_half=True)
+        self.leader = list(range(self.mesh.size))
+        for chip in self.mesh.survivors:
+            if len(self.ends[chip]) < 2:
+                self._take_apart(chip)
+        for chip in self.mesh.survivors:
+            for other in self.ends[chip]:
+                self.leader[self.first(other)] = self.first(chip)
+
+    def _augment(self, start: int, useless: set[int], to_half: bool = False) -> bool:
+        """Exchange links along a path from a chip to one that lacks a neighbour, too, so that both gain one.
+
+        to_half: to one that has a single neighbour, and loses it. useless: chips from which none is found. Returns
+        whether there was such a path.
+        """
+        came: dict[int, int] = {}
+        queue = [start]
+        seen = {start}
+        for here in queue:
+            for there in self.mesh.linked[here]:
+                if there in came or there in useless or there in self.ends[here]:
+                    continue
+                came[there] = here
+                if len(self.ends[there]) < 2 and not to_half:
+                    self._exchange(there, came)
+                    return True
+                for back in self.ends[there]:
+                    if back not in seen:
+                        seen.add(back)
+                        came[back] = there
+                        queue.append(back)
+                        if to_half and len(self.ends[back]) == 1:
+                            self._exchange(back, came, linking=False)
+                            return True
+        useless.update(each for each in came if each not in seen)
+        return False
+
+    def _exchange(self, chip: int, came: dict[int, int], linking: bool = True) -> None:
+        while chip in came:
+            other = came[chip]
+            if linking:
+                self.ends[chip].append(other)
+                self.ends[other].append(chip)
+            else:
+                self.ends[chip].remove(other)
+                self.ends[other].remove(chip)
+            chip, linking = other, not linking
+
+    def _take_apart(self, chip: int) -> None:
+        """Free all chips of a path that isn't closed."""
+        path = [chip]
+        for here in path:
+            path += [there for there in self.ends[here] if there not in path]
+        for here in path:
+            self.ends[here] = []
 
     def _place_pairs(self) -> None:
         """Pair what is in no block, chips with the fewest partners first."""
