@@ -14,9 +14,11 @@ from flipper.failstop.buckets import LostContact, contact
 from flipper.failstop.kills import Kill
 from flipper.failstop.messages import MET
 from flipper.failstop.overlapped import Overlapped
+from flipper.failstop.routed_survivor import RoutedSurvivor
 from flipper.failstop.spec import FailstopSpec
 from flipper.failstop.survivor import GlooSurvivor, Survivor
 from flipper.training import loop
+from flipper.training.allreduce import Allreduce
 from flipper.training.layouts import Parallel
 from flipper.training.parallel import device_of
 from flipper.training.parallel.whole import Whole
@@ -29,7 +31,8 @@ from flipper.training.ties import ties_of
 def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:
     """One rank's part of the run. send: events and messages, to the launching process."""
     began = time.monotonic()
-    survivor = GlooSurvivor(place, send, job.kills)
+    mesh = job.train.summing.mesh
+    survivor = GlooSurvivor(place, send, job.kills) if mesh is None else RoutedSurvivor(place, send, job.kills, mesh)
     if job.overlapped:
         run_through(job, survivor, send, began)
     else:
@@ -80,7 +83,7 @@ def _set_up(
     recipe: Recipe,
     place: Place,
     sample: Tensor,
-    native: bool,
+    allreduce: Allreduce,
 ) -> Overlapped:
     """As parallel.set_up."""
     grid = survivor.grid(parallel, device_of(place))

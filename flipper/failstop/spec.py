@@ -75,8 +75,8 @@ class FailstopSpec:
             raise UsageError("replicas are compared under ddp:N and hooks:N; leave --probe-every out")
         if kind == "mpi" and train.device == "cuda":
             raise UsageError("mpi:N trains on CPUs; leave --device cuda out")
-        if self.overlapped and train.allreduce != "ordered":
-            raise UsageError("--recovery sums gradients in rank order; leave --allreduce native out")
+        if self.overlapped and train.allreduce == "native":
+            raise UsageError("--recovery sums gradients in rank order, or by mesh:RxC; leave --allreduce native out")
         if self.overlapped and train.inject is not None and train.inject.target != "state":
             raise UsageError("under --recovery only state can be struck, not gradients")
         check(self.kills, train.parallel.ranks)

@@ -95,7 +95,7 @@ def begin(
             f"(--steps and --epochs count from the beginning of training; an epoch has {batches})"
         )
     sample = data.train_features[: recipe.batch_size]
-    layout = set_up(spec.parallel, recipe, place, sample, spec.allreduce == "native")
+    layout = set_up(spec.parallel, recipe, place, sample, spec.summing)
     _refuse_nondeterminism(recipe)
     layout.load(state)
     if spec.seed not in (None, progress.seed):  # a resumed run with other data order and dropout

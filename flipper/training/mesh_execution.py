@@ -39,7 +39,7 @@ def execute(schedule: Schedule, elements: int = 100_003, rounds: int = 3, timeou
     """
     ranks = len(schedule.mesh.survivors)
     if ranks > MOST:
-        raise UsageError(f"--execute starts a process for each of {ranks} chips, and at most {MOST}; try a smaller mesh")
+        raise UsageError(f"--execute starts a process for each chip, at most {MOST} and not {ranks}: leave it out")
     heard: list[Event] = []
     body = functools.partial(_rank, schedule, elements, rounds)
     run_ranks(body, ranks, heard.append, timeout=timeout)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flipper.errors import UsageError
 from flipper.training import recipes
+from flipper.training.allreduce import Allreduce
 from flipper.training.faults_file import LiveFaults
 from flipper.training.layouts import SINGLE, Parallel
 from flipper.training.reach import Reach
@@ -57,7 +58,8 @@ class TrainSpec:
     end of epoch `save_epoch`.
     timeout: seconds after which a rank that waits for another one gives up.
     data_dir: where recipes find data that isn't installed with a package.
-    allreduce: "ordered" sums gradients in rank order, "native" as the backend does.
+    allreduce: "ordered" sums gradients in rank order, "native" as the backend does, "mesh:RxC" by a schedule that goes
+    round the `failed` chips of a mesh; see summing.
     inject, at, reach: faults to strike live state with, after step `at` (gradients: in the step that follows), and
     which copies of it: "all", "one" or "rank:R".
     evaluate_every: evaluate every N steps, beside the ends of epochs and of the run; 0: only there.
@@ -86,6 +88,7 @@ class TrainSpec:
     save_epoch: int | None = None
     evaluate_every: int = 0
     watch: Watch | None = None
+    failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         recipes.check_name(self.recipe)
@@ -104,12 +107,18 @@ class TrainSpec:
             raise UsageError("--inject and --at go together: the faults, and the step after which they strike")
         if not 0 < self.timeout <= LONGEST_TIMEOUT:  # nor NaN
             raise UsageError(f"--timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {self.timeout}")
+        Allreduce.parse(self.allreduce, self.failed, self.parallel)
         Reach.parse(self.reach, self.parallel)
         if unknown := sorted(set(self.detect) - set(DETECTORS)):
             raise UsageError(f"no detector {unknown[0]!r}; known: {', '.join(DETECTORS)}")
         probing = self.probe_every or "replicas" in self.detect
         if probing and not self.parallel.replicated:
             raise UsageError(f"{self.parallel} has no replicas to compare; ddp:N and hooks:N have")
+
+    @property
+    def summing(self) -> Allreduce:
+        """What allreduce and failed ask for."""
+        return Allreduce.parse(self.allreduce, self.failed, self.parallel)
 
 
 def checkpoint_path(folder: Path, step: int, checkpoint_format: str) -> Path:

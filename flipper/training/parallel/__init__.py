@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flipper.errors import UsageError
+from flipper.training.allreduce import ORDERED, Allreduce
 from flipper.training.layouts import Parallel
 from flipper.training.parallel import ddp, fsdp, hooks, tensor
 from flipper.training.parallel.grid import Grid
@@ -21,24 +22,26 @@ from flipper.training.ties import check_kept, ties_of
 
 __all__ = ["Layout", "SetUp", "StepResult", "device_of", "set_up"]
 
-SetUp = Callable[[Parallel, Recipe, Place, Tensor, bool], Layout]
+SetUp = Callable[[Parallel, Recipe, Place, Tensor, Allreduce], Layout]
 """What makes a rank's part of a layout; see set_up."""
 
 _WRAPS = {"ddp": ddp.wrap, "hooks": hooks.wrap, "fsdp": fsdp.wrap}
 
 
-def set_up(parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, native: bool = False) -> Layout:
+def set_up(
+    parallel: Parallel, recipe: Recipe, place: Place, sample: Tensor, allreduce: Allreduce = ORDERED
+) -> Layout:
     """This rank's part of a layout; a collective.
 
-    sample: a batch of features, for their shape. native: gradients are summed by the backend's own allreduce, not in
-    rank order. Raises UsageError where the recipe doesn't fit.
+    sample: a batch of features, for their shape. allreduce: how gradients are summed. Raises
+    UsageError where the recipe doesn't fit.
     """
     if parallel.data_size > recipe.batch_size:
         raise UsageError(f"{parallel}: {recipe.name} has only {recipe.batch_size} samples a batch")
     grid = Grid.of(parallel, place, device_of(place))
 
     def wrap(module: nn.Module) -> nn.Module:
-        return _WRAPS[parallel.data](module, grid, native) if parallel.data else module
+        return _WRAPS[parallel.data](module, grid, allreduce) if parallel.data else module
 
     engine: Engine
     model = model_of(recipe)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from flipper.errors import UsageError
+from flipper.training.allreduce import Allreduce
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import sum_of_slices
 from flipper.training.ties import parameters_of, sharing
@@ -28,7 +29,7 @@ class OrderedReduceScatter:
         output_tensor.copy_(sum_of_slices(input_tensor, group))
 
 
-def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
+def wrap(module: nn.Module, grid: Grid, allreduce: Allreduce) -> nn.Module:
     """Shard the module in place over the ranks that share the batch: each child a group, the root what is left.
 
     Losses are weighed by each rank's share of the batch, so gradients are summed and never divided.
@@ -46,7 +47,7 @@ def wrap(module: nn.Module, grid: Grid, native: bool) -> nn.Module:
         if isinstance(each, FSDPModule):
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
-            if not native:
+            if not allreduce.native:
                 each.set_custom_reduce_scatter(OrderedReduceScatter())  # type: ignore[arg-type]  # its base is private
     return module
 

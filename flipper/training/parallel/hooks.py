@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from flipper.training.allreduce import Allreduce
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.reduction import ordered_sum
 
@@ -45,6 +46,6 @@ class HookedParallel(nn.Module):
         self._pending.append(dist.all_reduce(parameter.grad, group=self._group, async_op=True))
 
 
-def wrap(module: nn.Module, grid: Grid, native: bool) -> HookedParallel:
+def wrap(module: nn.Module, grid: Grid, allreduce: Allreduce) -> HookedParallel:
     """The module with the hooks in place."""
-    return HookedParallel(module, grid.replicas, native)
+    return HookedParallel(module, grid.replicas, allreduce.native)

@@ -56,7 +56,8 @@ def program(schedule: Schedule, rank: int) -> Program:
         for step in range(phase.steps):
             on = at[(lanes.start[at] <= step) & (step < lanes.stop[at])]
             first = lanes.chunk(step)[on]
-            sends, gets = [], []
+            sends: list[Message] = []
+            gets: list[Message] = []
             for lane, start in zip(on.tolist(), first.tolist(), strict=True):
                 source, target = int(lanes.source[lane]), int(lanes.target[lane])
                 peer, into = (target, sends) if source == mine else (source, gets)
@@ -66,14 +67,29 @@ def program(schedule: Schedule, rank: int) -> Program:
     return Program(schedule.chunks, tuple(turns))
 
 
-def routed_sum(tensor: Tensor, mine: Program, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The elementwise sum of every rank's tensor of any one shape, the same bits on every rank.
+def routed_sums(
+    tensors: list[Tensor], mine: Program, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
+    """The elementwise sums of every rank's tensors, the same bits on every rank, and in whatever company they are sent.
 
     mine: this rank's part of the schedule that all follow. Each element is summed on one rank, in the schedule's order,
-    and copied to the others. Raises RuntimeError when a rank is lost.
+    and copied to the others: which rank that is depends on its place in its own tensor alone. Raises RuntimeError when
+    a rank is lost.
     """
-    total = padded_for(tensor, mine.chunks).clone()
-    parts = total.view(mine.chunks, -1)
+    pieces = [padded_for(each, mine.chunks).view(mine.chunks, -1) for each in tensors]
+    parts = torch.cat(pieces, dim=1)
+    _exchange(parts, mine, group)
+    sums = torch.split(parts, [piece.shape[1] for piece in pieces], dim=1)
+    return [total.reshape(-1)[: each.numel()].view(each.shape) for total, each in zip(sums, tensors, strict=True)]
+
+
+def routed_sum(tensor: Tensor, mine: Program, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of one tensor; see routed_sums."""
+    return routed_sums([tensor], mine, group)[0]
+
+
+def _exchange(parts: Tensor, mine: Program, group: dist.ProcessGroup | None) -> None:
+    """Sum the chunks, [chunks, elements], in place."""
     for turn in mine.turns:
         arrived = [torch.empty_like(parts[each.start : each.stop]) for each in turn.gets]
         calls = [dist.P2POp(dist.irecv, buffer, each.peer, group, each.tag)
@@ -87,10 +103,12 @@ def routed_sum(tensor: Tensor, mine: Program, group: dist.ProcessGroup | None = 
                 parts[each.start : each.stop] += buffer
             else:
                 parts[each.start : each.stop] = buffer
-    return total[: tensor.numel()].view(tensor.shape)
 
 
 def sum_routed(state: tuple[dist.ProcessGroup, Program], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook that sums a bucket by a schedule."""
+    """DDP's communication hook that sums a bucket by a schedule, each of its gradients for itself."""
     group, mine = state
-    return done(routed_sum(bucket.buffer(), mine, group))
+    gradients = bucket.gradients()
+    for gradient, total in zip(gradients, routed_sums(gradients, mine, group), strict=True):
+        gradient.copy_(total)
+    return done(bucket.buffer())
