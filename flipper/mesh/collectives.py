@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Trees:
 
     hung: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Of the deepest tree."""
         return max((depth for _, _, depth in self.hung.values()), default=0)

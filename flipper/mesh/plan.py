@@ -16,6 +16,9 @@ ALGORITHMS: Final = ("ring", "ring2d")
 SIZE: Final = 100e6
 """Bytes of the vector, if nothing else is said."""
 
+SMALL: Final = 256
+"""Chips up to which all forms are tried."""
+
 
 def plan(mesh: Mesh, algorithm: str, size: float = SIZE, links: Links | None = None) -> Schedule:
     """The form that takes least time by the cost model.
@@ -37,6 +40,9 @@ def forms(mesh: Mesh, algorithm: str) -> Iterator[Schedule]:
     mesh.refuse_parts()
     served = False
     for form in FORMS:
+        # Pairs come first. Rings of single rows share links, and take twice as long but for short vectors.
+        if form.rows == 1 and served and mesh.size > SMALL:
+            break
         found = ring2d(mesh, form)
         if found is not None:
             served = True

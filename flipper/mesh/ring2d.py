@@ -10,8 +10,6 @@ tells: "route gradient summation allreduce traffic around failed chips".
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +18,7 @@ import numpy as np
 from flipper.mesh.chips import Ints, Mesh, Route
 from flipper.mesh.collectives import all_gather, reduce_scatter
 from flipper.mesh.forest import forests
-from flipper.mesh.routing import Load, around, straight
+from flipper.mesh.routing import Load, around, count
 from flipper.mesh.schedule import Lanes, Phase, Schedule
 
 
@@ -98,23 +96,23 @@ def _columns(rings: Ints, base: int) -> tuple[Ints, Ints]:
 
 def _column_routes(mesh: Mesh, rings: Ints) -> dict[tuple[int, int], Route]:
     """Ways round the hole for hops along columns that it blocks, in both directions."""
-    ways = rings[_line(len(rings))]
-    hops = [(int(a), int(b)) for one, other in zip(ways, np.roll(ways, -1, axis=0), strict=True)
-            for a, b in zip(one, other, strict=True)] if len(ways) > 1 else []  # fmt: skip
-    blocked = [pair for pair in hops if straight(mesh, *pair) is None]
-    if not blocked:
+    if len(rings) == 1:
         return {}
-    load: Load = Counter()
-    for pair in hops:
-        route = straight(mesh, *pair)
-        if route is not None:
-            load.update(itertools.pairwise(route))
-            load.update(zip(route[::-1], route[-2::-1], strict=False))
-    worst = max(load.values(), default=1)
+    ways = rings[_line(len(rings))]
+    source, target = ways.ravel(), np.roll(ways, -1, axis=0).ravel()
+    failed = np.cumsum(~mesh.alive.reshape(mesh.rows, mesh.columns), axis=0).ravel()  # down each column
+    blocked = failed[source] != failed[target]
+    if not blocked.any():
+        return {}
+    load: Load = {}
+    for one, other in zip(source[~blocked].tolist(), target[~blocked].tolist(), strict=True):
+        way = list(range(one, other, mesh.columns if other > one else -mesh.columns))
+        count(load, [*way, other])
+        count(load, [other, *way[::-1]])
+    most = max(load.values(), default=1)
     routes: dict[tuple[int, int], Route] = {}
-    for pair in blocked:
-        route = around(mesh, *pair, load, worst)
-        load.update(zip(route[::-1], route[-2::-1], strict=False))
+    for pair in zip(source[blocked].tolist(), target[blocked].tolist(), strict=True):
+        route = around(mesh, *pair, load, most)
         routes[pair], routes[pair[::-1]] = route, route[::-1]
     return routes
 

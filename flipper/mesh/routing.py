@@ -4,51 +4,44 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 
 from flipper.mesh.chips import Mesh, Route
 
-Load = Counter[tuple[int, int]]
+Load = dict[tuple[int, int], int]
 """(chip, neighbour) -> how many ways cross that link already."""
 
 
-def straight(mesh: Mesh, source: int, target: int) -> Route | None:
-    """The chips along the row or column that both are in; None where one of them has failed."""
-    (row, column), (down, right) = mesh.place(source), mesh.place(target)
-    stride = (down > row) - (down < row), (right > column) - (right < column)
-    step = stride[0] * mesh.columns + stride[1]
-    route = (*tuple(range(source, target, step)), target) if step else (source,)
-    return route if all(mesh.alive[chip] for chip in route) else None
+def around(mesh: Mesh, source: int, target: int, load: Load, most: int) -> Route:
+    """A short way by chips that live (A*): a link that carries `most` ways or more already counts for several.
 
-
-def around(mesh: Mesh, source: int, target: int, load: Load, worst: int) -> Route:
-    """The shortest way by chips that live (A*); of links that carry `worst` ways already it keeps off, if it can.
-
-    The two must be connected. Adds the way to the load.
+    The two must be connected. Adds the way, and the way back, to the load.
     """
-    goal = mesh.place(target)
-
-    def left(chip: int) -> int:
-        row, column = mesh.place(chip)
-        return abs(row - goal[0]) + abs(column - goal[1])
-
-    reached: dict[int, tuple[float, int]] = {}
-    waiting: list[tuple[float, float, int, int]] = [(left(source), 0.0, source, source)]
+    width = mesh.columns
+    goal_row, goal_column = divmod(target, width)
+    came: dict[int, int] = {}
+    waiting: list[tuple[int, int, int, int]] = [(0, 0, source, source)]
     while waiting:
-        _, cost, chip, came = heapq.heappop(waiting)
-        if chip in reached:
+        _, cost, chip, last = heapq.heappop(waiting)
+        if chip in came:
             continue
-        reached[chip] = (cost, came)
+        came[chip] = last
         if chip == target:
             break
         for there in mesh.linked[chip]:
-            if there not in reached:
-                busy = max(0, load[chip, there] - worst + 1)
-                more = cost + 1 + 2 * busy
-                heapq.heappush(waiting, (more + left(there), more, there, chip))
+            if there not in came:
+                more = cost + 1 + max(0, load.get((chip, there), 0) - most + 1)
+                left = abs(there // width - goal_row) + abs(there % width - goal_column)
+                heapq.heappush(waiting, (more + left, more, there, chip))
     route = [target]
     while route[-1] != source:
-        route.append(reached[route[-1]][1])
+        route.append(came[route[-1]])
     route.reverse()
-    load.update(itertools.pairwise(route))
+    count(load, route)
+    count(load, route[::-1])
     return tuple(route)
+
+
+def count(load: Load, route: list[int]) -> None:
+    """Add a way to the load."""
+    for pair in itertools.pairwise(route):
+        load[pair] = load.get(pair, 0) + 1

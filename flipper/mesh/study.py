@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from flipper.errors import UsageError
@@ -38,7 +38,7 @@ class Question:
     shape: str
     holes: tuple[Hole, ...]
     algorithm: str
-    links: Links = Links()
+    links: Links = field(default_factory=Links)
     size: float = 100e6
     training: Training | None = None
     proved: bool = True

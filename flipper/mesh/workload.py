@@ -14,8 +14,8 @@ from flipper.errors import UsageError
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained. parameters: as many gradients are summed. operations: floating-point ones to train on one sample,
-    forward and backward. samples: per chip and step, by default."""
+    """What is trained. parameters: as many gradients are summed. operations: floating-point ones for one sample, forward
+    and backward. samples: per chip and step, by default."""
 
     parameters: int
     operations: float
@@ -26,8 +26,8 @@ MODELS: Final = {
     "resnet50": Model(25_557_032, 3 * 2 * 4.09e9, 32),
     "bert-large": Model(335_141_888, 6 * 302e6 * 512 + 3 * 4 * 24 * 512**2 * 1024, 8),
 }
-"""ResNet-50 (4.09e9 multiplications and additions forward, 224x224 pixels) and BERT-large (24 layers of 1,024, sequences
-of 512 tokens); backward counts twice as much as forward."""
+"""ResNet-50 (4.09e9 multiplications and additions forward, at 224x224 pixels) and BERT-large (24 layers of 1,024 units,
+sequences of 512 tokens); backward counts twice as much as forward."""
 
 GRADIENT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
