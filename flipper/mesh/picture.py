@@ -6,7 +6,7 @@ Colours are variables with a default, so that the picture stands alone as a file
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -23,7 +23,8 @@ FEWEST: Final = 12.0
 
 COLOURS: Final = {
     "paper": "#fefefe", "ink": "#1c2127", "muted": "#66707c", "grid": "#dce0e5", "ring0": "#4a8fc7", "ring1": "#00a896",
-    "hung": "#7a6f9b", "detour": "#d55e00", "failed": "#2f2f33", "column": "#b9c2cb",
+    "hung": "#7a6f9b", "detour": "#d55e00", "failed": "#2f2f33", "column": "#b9c2cb", "loss0": "#e9ecef",
+    "loss1": "#fbdba0", "loss2": "#f4a65a", "loss3": "#d9602b", "loss4": "#8f1d2c",
 }  # fmt: skip
 """Name -> its colour where the page gives none, as the variable --mesh-NAME."""
 
@@ -65,7 +66,7 @@ def picture(schedule: Schedule, title: str = "") -> Picture:
     """The schedule on its mesh. title: written above it."""
     drawn = _Drawing(schedule.mesh)
     top = 34.0 if title else 8.0
-    parts = [_text(MARGIN, 22, title, 15, "ink", weight="600")] if title else []
+    parts = [written(MARGIN, 22, title, 15, "ink", weight="600")] if title else []
     parts.append(f'<g transform="translate({MARGIN:g} {top:g})">')
     parts += drawn.links()
     parts += drawn.columns(schedule)
@@ -105,7 +106,7 @@ class _Drawing:
 
     def columns(self, schedule: Schedule) -> Iterator[str]:
         """The links of the second phase, wherever rings of the first are linked without a detour."""
-        crossed = set()
+        crossed: set[tuple[int, int]] = set()
         for phase in schedule.phases:
             if phase.name.startswith("columns"):
                 pairs = zip(phase.lanes.source.tolist(), phase.lanes.target.tolist(), strict=True)
@@ -181,9 +182,7 @@ class _Drawing:
         tip = (x + to_x) / 2 + along[0], (y + to_y) / 2 + along[1]
         left = tip[0] - 1.7 * along[0] - along[1], tip[1] - 1.7 * along[1] + along[0]
         right = tip[0] - 1.7 * along[0] + along[1], tip[1] - 1.7 * along[1] - along[0]
-        return (
-            f"M{tip[0]:.1f} {tip[1]:.1f}L{left[0]:.1f} {left[1]:.1f}L{right[0]:.1f} {right[1]:.1f}Z"
-        )
+        return f"M{tip[0]:.1f} {tip[1]:.1f}L{left[0]:.1f} {left[1]:.1f}L{right[0]:.1f} {right[1]:.1f}Z"
 
 
 def _legend(schedule: Schedule, top: float, width: float) -> tuple[list[str], int]:
@@ -204,12 +203,12 @@ def _legend(schedule: Schedule, top: float, width: float) -> tuple[list[str], in
             x, row = MARGIN, row + 1
         y = top + 22 * row
         parts.append(_path(f"M{x:.1f} {y - 4:.1f}h22", shade, 3.0, dashes="5 3" if dashed else ""))
-        parts.append(_text(x + 28, y, words, 12.5, "muted"))
+        parts.append(written(x + 28, y, words, 12.5, "muted"))
         x += length
     if schedule.mesh.failed:
         y = top + 22 * row
         parts.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="11" height="11" rx="2" fill="{colour("failed")}"/>')
-        parts.append(_text(x + 17, y, "failed", 12.5, "muted"))
+        parts.append(written(x + 17, y, "failed", 12.5, "muted"))
     return parts, row + 1
 
 
@@ -227,15 +226,10 @@ def _filled(line: str, shade: str) -> str:
     return f'<path d="{line}" fill="{colour(shade)}"/>' if line else ""
 
 
-def _text(x: float, y: float, words: str, size: float, shade: str, weight: str = "400") -> str:
+def written(x: float, y: float, words: str, size: float, shade: str, weight: str = "400") -> str:
+    """Text whose baseline begins there."""
     family = 'font-family="DejaVu Sans, Verdana, sans-serif"'
     return (
         f'<text x="{x:g}" y="{y:g}" {family} font-size="{size:g}" font-weight="{weight}" fill="{colour(shade)}">'
         f"{escape(words)}</text>"
     )
-
-
-def titled(schedule: Schedule, holes: Iterable[object]) -> str:
-    """What stands above a picture."""
-    failed = " ".join(map(str, holes))
-    return f"{schedule.algorithm} on {schedule.mesh.shape}" + (f" without {failed}" if failed else "")

@@ -113,9 +113,7 @@ def _executed(schedule: Schedule) -> str | None:
     return None
 
 
-def _add(
-    holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int
-) -> str | None:
+def _add(holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int) -> str | None:
     if not counts[source, which].all():
         return "a chip sends a sum to be added that it has passed on already"
     brought = holds[source, which]
@@ -128,9 +126,7 @@ def _add(
     return None
 
 
-def _put(
-    holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int
-) -> str | None:
+def _put(holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int) -> str | None:
     if not (holds[source, which] == total).all():
         return "a chip sends on a sum that it hasn't got whole"
     holds[target, which] = total

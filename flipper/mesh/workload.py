@@ -14,8 +14,8 @@ from flipper.errors import UsageError
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained. parameters: as many gradients are summed. operations: floating-point ones for one sample, forward
-    and backward. samples: per chip and step, by default."""
+    """What is trained. parameters: as many gradients are summed. operations: floating-point ones for one sample,
+    forward and backward. samples: per chip and step, by default."""
 
     parameters: int
     operations: float

@@ -28,19 +28,24 @@ PLACES: Final = 40
 
 def html(material: Material) -> str:
     """The page."""
-    environment = Environment(
+    return environment().get_template("page.html.j2").render(context(material))
+
+
+def environment() -> Environment:
+    """What templates of this package are rendered in: text is escaped, a name that isn't there is an error."""
+    found = Environment(
         loader=PackageLoader("flipper.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters.update(
+    found.filters.update(
         number=number_, percent=percent_, points=points_, p=p_, described=described, given=given, value_text=value_text
     )
-    return environment.get_template("page.html.j2").render(context(material))
+    return found
 
 
 def context(material: Material) -> dict[str, Any]:
     """What the template shows."""
-    numbers, script = material.numbers, _own("trials.js")
+    numbers, script = material.numbers, own("trials.js")
     return {
         "material": material,
         "spec": material.spec,
@@ -61,13 +66,14 @@ def context(material: Material) -> dict[str, Any]:
         "changed": provenance.last_change(material.campaign),
         "version": __version__,
         "colours": COLOURS,
-        "style": Markup(_own("page.css")),
+        "style": Markup(own("page.css")),
         "script": Markup(script),
         "script_hash": "sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
 
 
-def _own(name: str) -> str:
+def own(name: str) -> str:
+    """A file of this package, as text."""
     return files("flipper.report").joinpath(name).read_text("utf-8")
 
 

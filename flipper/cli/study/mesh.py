@@ -27,11 +27,11 @@ SPARE: Final = (("samples_per_chip", "overlap", "bytes"), ("problem", "intact_st
 @click.command(short_help="Plan, prove and time allreduce on a mesh with failed chips.")
 @click.option("--shape", "shapes", multiple=True, required=True, metavar="RxC", help="Rows x columns; repeatable.")
 @click.option("--failed", multiple=True, metavar="HOLE", help="r,c or HxW@r,c, counted from 0; repeatable.")
-@click.option("--algorithm", "algorithms", multiple=True, metavar="A", help="ring, ring2d; repeatable.  [default: both]")
+@click.option("--algorithm", "algorithms", multiple=True, metavar="A", help="ring or ring2d; repeatable.  [both]")
 @click.option("--bytes", "size", type=click.FloatRange(1), metavar="N", help="Of the vector.  [default: 1e8]")
 @click.option("--link-bandwidth", type=float, default=70e9, metavar="B", help="Bytes/s each way.  [default: 7e10]")
 @click.option("--link-latency", type=float, default=1e-6, metavar="S", help="Seconds a link.  [default: 1e-6]")
-@click.option("--model", "models", multiple=True, metavar="M", help="Of its gradients: resnet50, bert-large; repeatable.")
+@click.option("--model", "models", multiple=True, metavar="M", help="resnet50, bert-large; repeatable.")
 @click.option("--samples-per-chip", type=click.IntRange(1), metavar="N", help="Of a step.  [default: the model's]")
 @click.option("--gradients", default="float32", metavar="DTYPE", help="float32 or bfloat16.  [default: float32]")
 @click.option("--chip-speed", type=click.FloatRange(1), default=123e12, metavar="F", help="Flop/s.  [default: 1.23e14]")
@@ -79,14 +79,14 @@ def command(
             right.append(row["verified"] is not False)
             yield row
 
-    if len(questions) == 1 or not options["sweep"]:
+    if not options["sweep"]:
         found = list(rows())
         if all(case.schedule is None for case in cases):
             raise UsageError(cases[-1].problem or "")
         emit_rows(found, style, columns, spare=SPARE)
     else:
         emit_rows(rows(), style, columns, spare=SPARE)
-    for path in _written(cases, figure, report):
+    for path in _written(cases, figure, report, options["sweep"]):
         say(f"wrote {path}", quiet)
     if not all(right):
         sys.exit(WRONG)
@@ -129,12 +129,14 @@ def _questions(
     if unknown := sorted(set(algorithms) - set(ALGORITHMS)):
         raise UsageError(f"no algorithm {unknown[0]!r}; known: {', '.join(ALGORITHMS)}")
     links = Links(link_bandwidth, link_latency)
-    trainings = [Training(model, samples_per_chip, gradients, chip_speed, utilization, compute_seconds, overlap)
-                 for model in models] or [None]  # fmt: skip
+    trainings: list[Training | None] = [
+        Training(model, samples_per_chip, gradients, chip_speed, utilization, compute_seconds, overlap)
+        for model in models
+    ]
     given = tuple(Hole.parse(each) for each in failed)
     for shape in shapes:
         places = [(hole,) for hole in positions(shape, hole_sizes, every or 4)] if sweep else [given]
-        for holes, algorithm, training in itertools.product(places, algorithms or ALGORITHMS, trainings):
+        for holes, algorithm, training in itertools.product(places, algorithms or ALGORITHMS, trainings or [None]):
             yield Question(shape, holes, algorithm, links, size or 1e8, training, not no_proof)
 
 
@@ -162,7 +164,7 @@ def _executed(case: Case) -> dict[str, object]:
     return {"executed": done.equal and done.exact, "executed_seconds": done.seconds}
 
 
-def _written(cases: list[Case], figure: Path | None, report: Path | None) -> Iterator[Path]:
+def _written(cases: list[Case], figure: Path | None, report: Path | None, swept: bool) -> Iterator[Path]:
     if figure is not None:
         from flipper.report.mesh import write_figure
 
@@ -170,4 +172,4 @@ def _written(cases: list[Case], figure: Path | None, report: Path | None) -> Ite
     if report is not None:
         from flipper.report.mesh import write_page
 
-        yield write_page(cases, report)
+        yield write_page(cases, swept, report)
