@@ -131,7 +131,7 @@ class Schedule:
         for phase in self.phases:
             pairs = set(zip(phase.lanes.source.tolist(), phase.lanes.target.tolist(), strict=True))
             for pair, route in phase.routes.items():
-                if pair in pairs and pair not in seen and len(route) - 1 > _distance(self.mesh, *pair):
+                if pair in pairs and pair not in seen and len(route) - 1 > distance(self.mesh, *pair):
                     seen.add(pair)
                     yield route
 
@@ -143,7 +143,8 @@ def link(mesh: Mesh, here: int, there: int) -> int:
     return 4 * here + STEPS[down - row, right - column]
 
 
-def _distance(mesh: Mesh, one: int, other: int) -> int:
+def distance(mesh: Mesh, one: int, other: int) -> int:
+    """Links between two chips on the intact mesh."""
     (row, column), (down, right) = mesh.place(one), mesh.place(other)
     return abs(row - down) + abs(column - right)
 

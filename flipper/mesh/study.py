@@ -14,7 +14,7 @@ from flipper.mesh.chips import Hole, Mesh
 from flipper.mesh.cost import Links, seconds
 from flipper.mesh.plan import plan
 from flipper.mesh.proof import MOST, Proof, Traffic, prove, traffic
-from flipper.mesh.schedule import Schedule
+from flipper.mesh.schedule import Schedule, distance
 from flipper.mesh.workload import Training
 
 COLUMNS: Final = (
@@ -28,6 +28,8 @@ TRAINING_COLUMNS: Final = (
 
 
 SIZES: Final = ("1x1", "2x2", "4x4")
+
+WAY_COLUMNS: Final = ("shape", "algorithm", "phase", "source", "target", "links", "shortest", "route")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,26 @@ class Case:
             return None
         return self.intact_seconds / self.seconds if self.seconds else 1.0
 
+    def ways(self) -> Iterator[dict[str, object]]:
+        """A row for each pair of chips whose messages don't go straight along a row or column."""
+        if self.schedule is None:
+            return
+        mesh = self.schedule.mesh
+        for phase in self.schedule.phases:
+            talking = set(zip(phase.lanes.source.tolist(), phase.lanes.target.tolist(), strict=True))
+            for (source, target), route in sorted(phase.routes.items()):
+                if (source, target) in talking:
+                    yield {
+                        "shape": mesh.shape,
+                        "algorithm": self.schedule.algorithm,
+                        "phase": phase.name,
+                        "source": _place(mesh, source),
+                        "target": _place(mesh, target),
+                        "links": len(route) - 1,
+                        "shortest": distance(mesh, source, target),
+                        "route": [_place(mesh, chip) for chip in route],
+                    }
+
     def record(self) -> dict[str, object]:
         """The row that `flipper study mesh` prints."""
         asked, mesh, found = self.question, self.question.mesh, self.schedule
@@ -99,6 +121,10 @@ class Case:
             if self.seconds is not None and self.intact_seconds is not None:
                 row |= asked.training.record(self.seconds, self.intact_seconds, len(mesh.survivors) / mesh.size)
         return row
+
+
+def _place(mesh: Mesh, chip: int) -> str:
+    return "{},{}".format(*mesh.place(chip))
 
 
 def study(asked: Question) -> Case:

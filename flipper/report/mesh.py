@@ -17,6 +17,7 @@ from flipper.mesh.cost import phase_seconds
 from flipper.mesh.heat_map import heat_maps
 from flipper.mesh.picture import Picture, document, picture
 from flipper.mesh.study import Case
+from flipper.report.numbers import significant
 
 MOST: Final = 12
 """Pictures of one file."""
@@ -128,18 +129,27 @@ def _verdicts(cases: Sequence[Case], swept: bool) -> list[str]:
 
 def _verdict(group: list[Case], swept: bool) -> str:
     asked, kept = group[0].question, [100 * (case.efficiency or 0.0) for case in group]
+    slowest = max(group, key=lambda case: case.seconds or 0.0)
+    took, before = (significant(1000 * (each or 0.0)) for each in (slowest.seconds, slowest.intact_seconds))
+    size = f"{significant(asked.bytes / 1e6)} MB"
     if not swept:
-        failed = f"Without {' '.join(map(str, asked.holes))}" if asked.holes else "With all chips"
-        told = f"{failed}, {asked.algorithm} on {asked.shape} has {kept[0]:.1f} % of the intact mesh's throughput"
+        failed = f" without {' '.join(map(str, asked.holes))}" if asked.holes else ""
+        told = (
+            f"{asked.algorithm} on {asked.shape}{failed} sums {size} in {took} ms: {kept[0]:.1f} % of the throughput of "
+            f"the intact mesh, which takes {before} ms"
+        )
     else:
         told = (
-            f"{asked.algorithm} on {asked.shape} keeps {min(kept):.1f} to {max(kept):.1f} % of the intact mesh's "
-            f"throughput over {len(kept)} holes (median {median(kept):.1f} %)"
+            f"{asked.algorithm} on {asked.shape} sums {size} in {took} ms at most, {before} ms without a "
+            f"hole; over {len(kept)} holes {min(kept):.1f} to {max(kept):.1f} % of the throughput are left (median "
+            f"{median(kept):.1f} %)"
         )
     if asked.training is None:
         return f"{told}."
-    worst = max(float(str(case.record()["step_overhead"])) for case in group)
-    return f"{told}; a step of {asked.training.model} takes {100 * worst:+.2f} %{' at most' if swept else ''}."
+    step, intact = (asked.training.step(each or 0.0) for each in (slowest.seconds, slowest.intact_seconds))
+    longer = 100 * (step / intact - 1)
+    how = f"{abs(longer):.2g} % {'longer' if longer > 0 else 'shorter'}"
+    return f"{told}; a step of {asked.training.model} is {how}{' at most' if swept else ''}."
 
 
 def _parameters(case: Case) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flipper.mesh.study import Case, Question
 
 WRONG: Final = 3
+EXECUTED: Final = ("executed", "executed_seconds")
 
 SPARE: Final = (("samples_per_chip", "overlap", "bytes"), ("problem", "intact_step_seconds", "compute_seconds"))
 """Columns that a narrow table does without."""
@@ -42,6 +43,7 @@ SPARE: Final = (("samples_per_chip", "overlap", "bytes"), ("problem", "intact_st
 @click.option("--hole", "hole_sizes", multiple=True, metavar="HxW", help="Of the sweep.  [default: 1x1, 2x2, 4x4]")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="Rows and columns of the sweep.  [default: 4]")
 @click.option("--no-proof", is_flag=True, help="Leave out the symbolic execution.")
+@click.option("--routes", is_flag=True, help="Print the bent and longer ways instead, with their links.")
 @click.option("--execute", is_flag=True, help="Run each schedule, a rank for each chip, on this machine.")
 @click.option("--figure", type=FILE, metavar="FILE.svg", help="Draw the schedules.")
 @click.option("--report", type=FILE, metavar="FILE.html", help="Write a page with pictures and tables.")
@@ -52,6 +54,7 @@ def command(
     verbose: bool,
     traceback: bool,
     execute: bool,
+    routes: bool,
     figure: Path | None,
     report: Path | None,
     **options: Any,
@@ -62,37 +65,36 @@ def command(
     Example:
       flipper study mesh --shape 16x32 --failed 2x2@4,6
     """
-    from flipper.mesh.study import COLUMNS, TRAINING_COLUMNS
+    from flipper.mesh.study import COLUMNS, TRAINING_COLUMNS, WAY_COLUMNS
 
-    questions = list(_questions(**options))
+    swept = options["sweep"]
+    if swept and routes:
+        raise UsageError("--routes are of the holes that --failed gives: leave --sweep out")
     columns = (*COLUMNS, *(TRAINING_COLUMNS if options["models"] else ()), *(EXECUTED if execute else ()))
-    cases: list[Case] = []
-    right: list[bool] = []
-
-    def rows() -> Iterator[dict[str, object]]:
-        for case in _answered(questions, quiet):
-            cases.append(case)
-            row = case.record()
-            if execute:
-                row |= _executed(case)
-                right.append(row["executed"] is not False)
-            right.append(row["verified"] is not False)
-            yield row
-
-    if not options["sweep"]:
-        found = list(rows())
-        if all(case.schedule is None for case in cases):
-            raise UsageError(cases[-1].problem or "")
-        emit_rows(found, style, columns, spare=SPARE)
+    answered: list[tuple[Case, dict[str, object]]] = []
+    rows: Iterable[dict[str, object]] = _rows(list(_questions(**options)), execute, quiet, answered)
+    if not swept:
+        rows = list(rows)
+        if all(case.schedule is None for case, _ in answered):
+            raise UsageError(answered[-1][0].problem or "")
+    if routes:
+        emit_rows((way for case, _ in answered for way in case.ways()), style, WAY_COLUMNS)
     else:
-        emit_rows(rows(), style, columns, spare=SPARE)
-    for path in _written(cases, figure, report, options["sweep"]):
+        emit_rows(rows, style, columns, spare=SPARE)
+    for path in _written([case for case, _ in answered], figure, report, swept):
         say(f"wrote {path}", quiet)
-    if not all(right):
+    if any(row["verified"] is False or row.get("executed") is False for _, row in answered):
         sys.exit(WRONG)
 
 
-EXECUTED: Final = ("executed", "executed_seconds")
+def _rows(
+    questions: list[Question], execute: bool, quiet: bool, answered: list[tuple[Case, dict[str, object]]]
+) -> Iterator[dict[str, object]]:
+    """What is printed, as it is worked out; noted with its case in `answered`."""
+    for case in _answered(questions, quiet):
+        row = case.record() | (_executed(case) if execute else {})
+        answered.append((case, row))
+        yield row
 
 
 def _questions(
