@@ -93,7 +93,7 @@ class Case:
                         "target": _place(mesh, target),
                         "links": len(route) - 1,
                         "shortest": distance(mesh, source, target),
-                        "route": [_place(mesh, chip) for chip in route],
+                        "route": " ".join(_place(mesh, chip) for chip in route),
                     }
 
     def record(self) -> dict[str, object]:

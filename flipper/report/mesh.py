@@ -135,8 +135,8 @@ def _verdict(group: list[Case], swept: bool) -> str:
     if not swept:
         failed = f" without {' '.join(map(str, asked.holes))}" if asked.holes else ""
         told = (
-            f"{asked.algorithm} on {asked.shape}{failed} sums {size} in {took} ms: {kept[0]:.1f} % of the throughput of "
-            f"the intact mesh, which takes {before} ms"
+            f"{asked.algorithm} on {asked.shape}{failed} sums {size} in {took} ms: {kept[0]:.1f} % of the throughput "
+            f"of the intact mesh, which takes {before} ms"
         )
     else:
         told = (
