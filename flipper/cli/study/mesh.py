@@ -68,8 +68,8 @@ def command(
     from flipper.mesh.study import COLUMNS, TRAINING_COLUMNS, WAY_COLUMNS
 
     swept = options["sweep"]
-    if swept and routes:
-        raise UsageError("--routes are of the holes that --failed gives: leave --sweep out")
+    if swept and (routes or figure is not None):
+        raise UsageError("--routes and --figure are of the holes that --failed gives: leave --sweep out")
     columns = (*COLUMNS, *(TRAINING_COLUMNS if options["models"] else ()), *(EXECUTED if execute else ()))
     answered: list[tuple[Case, dict[str, object]]] = []
     rows: Iterable[dict[str, object]] = _rows(list(_questions(**options)), execute, quiet, answered)
