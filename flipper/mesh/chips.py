@@ -120,6 +120,11 @@ class Mesh:
         """Row and column."""
         return divmod(chip, self.columns)
 
+    @property
+    def turns(self) -> dict[int, int]:
+        """Difference between the numbers of neighbours -> the direction of their link; see STEPS."""
+        return {1: 0, -1: 1, self.columns: 2, -self.columns: 3}  # a mesh of one column has links south and north only
+
     @cached_property
     def linked(self) -> tuple[tuple[int, ...], ...]:
         """The neighbours that live of each chip that lives: east, west, south, north of it."""
@@ -159,6 +164,7 @@ class Mesh:
                 f"others, as the chip at {row},{column} is"
             )
 
+    @cached_property
     def transposed(self) -> Mesh:
         """Rows and columns exchanged."""
         return Mesh(self.columns, self.rows, frozenset(self.transpose(list(self.failed)).tolist()))

@@ -9,7 +9,7 @@ from flipper.errors import UsageError
 from flipper.mesh.chips import Mesh
 from flipper.mesh.cost import Links, seconds
 from flipper.mesh.ring import rings
-from flipper.mesh.ring2d import FORMS, ring2d
+from flipper.mesh.ring2d import FORMS, outside, ring2d
 from flipper.mesh.schedule import Schedule
 
 ALGORITHMS: Final = ("ring", "ring2d")
@@ -18,6 +18,8 @@ SIZE: Final = 100e6
 
 SMALL: Final = 256
 """Chips up to which all forms are tried."""
+TRIED: Final = 4
+"""Forms of larger meshes."""
 
 
 def plan(mesh: Mesh, algorithm: str, size: float = SIZE, links: Links | None = None) -> Schedule:
@@ -38,15 +40,13 @@ def forms(mesh: Mesh, algorithm: str) -> Iterator[Schedule]:
         yield from rings(mesh)
         return
     mesh.refuse_parts()
-    served = False
-    for form in FORMS:
-        # Pairs come first. Rings of single rows share links, and take twice as long but for short vectors.
-        if form.rows == 1 and served and mesh.size > SMALL:
-            break
-        found = ring2d(mesh, form)
-        if found is not None:
-            served = True
-            yield found
+    served = [form for form in FORMS if outside(mesh, form) is not None]
+    if mesh.size > SMALL:
+        # Rings of single rows share links, and take twice as long but for short vectors. The more chips hang on rings,
+        # the fewer share the work.
+        served = sorted(served, key=lambda form: (-form.rows, outside(mesh, form)))[:TRIED]
+    for form in served:
+        yield ring2d(mesh, form)
     if not served:
         raise UsageError(
             f"ring2d serves no {mesh.shape} mesh of which each row and each column has a failed chip; "

@@ -78,7 +78,7 @@ def _impassable(phase: Phase, mesh: Mesh) -> str | None:
                 return f"{phase.name}: there is no link from chip {here} to {there}"
     try:
         lanes, _, chips = phase.crossings(mesh)
-    except KeyError:
+    except ValueError:
         return f"{phase.name}: a lane has no way"
     if not alive[phase.lanes.source].all() or not alive[chips].all():
         dead = chips[~alive[chips]]

@@ -18,8 +18,8 @@ import numpy as np
 from flipper.mesh.chips import Ints, Mesh, Route
 from flipper.mesh.collectives import all_gather, reduce_scatter
 from flipper.mesh.forest import forests
-from flipper.mesh.routing import Load, around, count
-from flipper.mesh.schedule import Lanes, Phase, Schedule
+from flipper.mesh.routing import Load, around
+from flipper.mesh.schedule import Lanes, Phase, Schedule, straight_links
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,17 @@ class Form:
 FORMS: Final = tuple(Form(rows, first, turned) for rows in (2, 1) for first in range(rows) for turned in (False, True))
 
 
-def ring2d(mesh: Mesh, form: Form) -> Schedule | None:
-    """The schedule in one form; None where no row, or pair of rows, is whole. The survivors must be connected."""
-    seen = mesh.transposed() if form.turned else mesh
+def outside(mesh: Mesh, form: Form) -> int | None:
+    """How many survivors are in no ring; None where there is none, since no row, or pair of rows, is whole."""
+    seen = mesh.transposed if form.turned else mesh
+    rings = len(_starts(seen, form))
+    return len(seen.survivors) - rings * form.rows * seen.columns if rings else None
+
+
+def ring2d(mesh: Mesh, form: Form) -> Schedule:
+    """The schedule in one form, which must have a ring. The survivors must be connected."""
+    seen = mesh.transposed if form.turned else mesh
     rings = _rings(seen, form)
-    if not len(rings):
-        return None
     trees = forests(seen, set(rings.ravel().tolist()))
     lines, slices = len(rings), rings.shape[1]
     both = ((rings, 0, trees[0]), (rings[:, ::-1], slices * lines, trees[1]))
@@ -69,14 +74,16 @@ def ring2d(mesh: Mesh, form: Form) -> Schedule | None:
 
 def _rings(mesh: Mesh, form: Form) -> Ints:
     """The rings of rows, or pairs, without a hole, [rings, chips of each]."""
-    alive = mesh.alive.reshape(mesh.rows, mesh.columns)
-    found = []
-    for row in range(form.first, mesh.rows - form.rows + 1, form.rows):
-        if alive[row : row + form.rows].all():
-            chips = np.arange(mesh.columns) + row * mesh.columns
-            found.append(chips[_line(mesh.columns)] if form.rows == 1 else
-                         np.concatenate([chips, chips[::-1] + mesh.columns]))  # fmt: skip
-    return np.array(found, dtype=np.int64)
+    first = np.arange(mesh.columns)
+    ring = first[_line(mesh.columns)] if form.rows == 1 else np.concatenate([first, first[::-1] + mesh.columns])
+    return np.array(_starts(mesh, form), dtype=np.int64)[:, None] * mesh.columns + ring
+
+
+def _starts(mesh: Mesh, form: Form) -> list[int]:
+    """The first rows of the rings."""
+    whole = mesh.alive.reshape(mesh.rows, mesh.columns).min(axis=1).tolist()
+    rows = range(form.first, mesh.rows - form.rows + 1, form.rows)
+    return [row for row in rows if all(whole[row : row + form.rows])]
 
 
 def _line(length: int) -> Ints:
@@ -104,11 +111,10 @@ def _column_routes(mesh: Mesh, rings: Ints) -> dict[tuple[int, int], Route]:
     blocked = failed[source] != failed[target]
     if not blocked.any():
         return {}
-    load: Load = {}
-    for one, other in zip(source[~blocked].tolist(), target[~blocked].tolist(), strict=True):
-        way = list(range(one, other, mesh.columns if other > one else -mesh.columns))
-        count(load, [*way, other])
-        count(load, [other, *way[::-1]])
+    one, other = source[~blocked], target[~blocked]
+    links = straight_links(np.concatenate([one, other]), np.concatenate([other, one]), mesh.columns)[1]
+    numbers, counts = np.unique(links, return_counts=True)
+    load: Load = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     most = max(load.values(), default=1)
     routes: dict[tuple[int, int], Route] = {}
     for pair in zip(source[blocked].tolist(), target[blocked].tolist(), strict=True):
@@ -121,7 +127,7 @@ def _turned(found: Schedule, mesh: Mesh) -> Schedule:
     """A schedule of the transposed mesh as one of the mesh itself."""
 
     def turn(chips: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(found.mesh.transpose(chips).tolist())
+        return tuple(chip % mesh.rows * mesh.columns + chip // mesh.rows for chip in chips)
 
     phases = []
     for phase in found.phases:

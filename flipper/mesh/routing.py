@@ -7,8 +7,8 @@ import itertools
 
 from flipper.mesh.chips import Mesh, Route
 
-Load = dict[tuple[int, int], int]
-"""(chip, neighbour) -> how many ways cross that link already."""
+Load = dict[int, int]
+"""A link's number (see Phase.crossings) -> how many ways cross it already."""
 
 
 def around(mesh: Mesh, source: int, target: int, load: Load, most: int) -> Route:
@@ -16,12 +16,12 @@ def around(mesh: Mesh, source: int, target: int, load: Load, most: int) -> Route
 
     The two must be connected. Adds the way, and the way back, to the load.
     """
-    width = mesh.columns
+    width, turns = mesh.columns, mesh.turns
     goal_row, goal_column = divmod(target, width)
     came: dict[int, int] = {}
-    waiting: list[tuple[int, int, int, int]] = [(0, 0, source, source)]
+    waiting = [(0, 0, 0, source, source)]  # of equal sums, those nearest to the target first
     while waiting:
-        _, cost, chip, last = heapq.heappop(waiting)
+        _, _, cost, chip, last = heapq.heappop(waiting)
         if chip in came:
             continue
         came[chip] = last
@@ -29,19 +29,14 @@ def around(mesh: Mesh, source: int, target: int, load: Load, most: int) -> Route
             break
         for there in mesh.linked[chip]:
             if there not in came:
-                more = cost + 1 + max(0, load.get((chip, there), 0) - most + 1)
+                more = cost + 1 + max(0, load.get(4 * chip + turns[there - chip], 0) - most + 1)
                 left = abs(there // width - goal_row) + abs(there % width - goal_column)
-                heapq.heappush(waiting, (more + left, more, there, chip))
+                heapq.heappush(waiting, (more + left, left, more, there, chip))
     route = [target]
     while route[-1] != source:
         route.append(came[route[-1]])
     route.reverse()
-    count(load, route)
-    count(load, route[::-1])
+    for one, other in itertools.pairwise(route):
+        for number in (4 * one + turns[other - one], 4 * other + turns[one - other]):
+            load[number] = load.get(number, 0) + 1
     return tuple(route)
-
-
-def count(load: Load, route: list[int]) -> None:
-    """Add a way to the load."""
-    for pair in itertools.pairwise(route):
-        load[pair] = load.get(pair, 0) + 1

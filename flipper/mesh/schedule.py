@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from flipper.mesh.chips import STEPS, Ints, Mesh, Route
+from flipper.mesh.chips import Ints, Mesh, Route
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,24 @@ class Phase:
 
         A link's number is that of the chip that it leaves, times 4, and its direction (see STEPS). Sorted by lane.
         """
-        row, column = np.divmod(self.lanes.source, mesh.columns)
-        down, right = np.divmod(self.lanes.target, mesh.columns)
-        down, right = down - row, right - column
-        straight = (down == 0) | (right == 0)
-        if self.routes:
-            apart = [pair in self.routes for pair in zip(self.lanes.source.tolist(), self.lanes.target.tolist(),
-                                                         strict=True)]  # fmt: skip
-            straight &= ~np.array(apart)
-        found = [_straight(self.lanes.source, down, right, np.flatnonzero(straight), mesh.columns)]
-        for lane in np.flatnonzero(~straight).tolist():
-            route = self.routes[int(self.lanes.source[lane]), int(self.lanes.target[lane])]
-            links = np.array([link(mesh, *each) for each in itertools.pairwise(route)], dtype=np.int64)
-            found.append((np.full(len(links), lane), links, np.array(route[1:], dtype=np.int64)))
-        lanes, links, chips = (np.concatenate(part) for part in zip(*found, strict=True))
-        return lanes, links, chips
+        bent, routes = [], []
+        for lane, pair in enumerate(zip(self.lanes.source.tolist(), self.lanes.target.tolist(), strict=True)):
+            if pair in self.routes:
+                bent.append(lane)
+                routes.append(self.routes[pair])
+        apart = np.zeros(len(self.lanes), dtype=np.bool_)
+        apart[bent] = True
+        straight = np.flatnonzero(~apart)
+        lanes, links, chips = straight_links(self.lanes.source[straight], self.lanes.target[straight], mesh.columns)
+        turns = mesh.turns
+        ways = [4 * one + turns[other - one] for route in routes for one, other in itertools.pairwise(route)]
+        passed = [chip for route in routes for chip in route[1:]]
+        numbers = np.repeat(np.array(bent, dtype=np.int64), [len(route) - 1 for route in routes])
+        return (
+            np.concatenate([straight[lanes], numbers]),
+            np.concatenate([links, np.array(ways, dtype=np.int64)]),
+            np.concatenate([chips, np.array(passed, dtype=np.int64)]),
+        )
 
 
 @dataclass(frozen=True)
@@ -136,33 +139,30 @@ class Schedule:
                     yield route
 
 
-def link(mesh: Mesh, here: int, there: int) -> int:
-    """The number of the link between neighbours; KeyError if they are none."""
-    row, column = mesh.place(here)
-    down, right = mesh.place(there)
-    return 4 * here + STEPS[down - row, right - column]
-
-
 def distance(mesh: Mesh, one: int, other: int) -> int:
     """Links between two chips on the intact mesh."""
     (row, column), (down, right) = mesh.place(one), mesh.place(other)
     return abs(row - down) + abs(column - right)
 
 
-def _straight(source: Ints, down: Ints, right: Ints, which: Ints, columns: int) -> tuple[Ints, Ints, Ints]:
-    """The crossings of lanes that go straight."""
-    down, right, here = down[which], right[which], source[which]
+def straight_links(source: Ints, target: Ints, columns: int) -> tuple[Ints, Ints, Ints]:
+    """What straight ways cross, along a row or else down a column; as Phase.crossings. columns: of the mesh.
+
+    Raises ValueError for a pair that is in neither.
+    """
+    row, column = np.divmod(source, columns)
+    down, right = np.divmod(target, columns)
+    down, right = down - row, right - column
+    if ((down != 0) & (right != 0)).any():
+        raise ValueError("two chips that are neither in a row nor in a column need a route")
     length = np.abs(down) + np.abs(right)
     direction = np.select([right > 0, right < 0, down > 0], [0, 1, 2], 3)
     stride = np.sign(down) * columns + np.sign(right)
-    lanes, links, chips = [], [], []
+    lanes, links, chips = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for hop in range(int(length.max(initial=0))):
-        on = length > hop
-        at = here[on] + hop * stride[on]
-        lanes.append(which[on])
+        on = np.flatnonzero(length > hop)
+        at = source[on] + hop * stride[on]
+        lanes.append(on)
         links.append(4 * at + direction[on])
         chips.append(at + stride[on])
-    if not lanes:
-        empty = np.zeros(0, dtype=np.int64)
-        return empty, empty, empty
     return np.concatenate(lanes), np.concatenate(links), np.concatenate(chips)

@@ -245,10 +245,18 @@ def failstop(folder: Path, sizes: Sizes) -> None:
     parts.simulator(folder, 200 * sizes.rounds)
 
 
+def mesh(folder: Path, sizes: Sizes) -> None:
+    """Allreduce round failed chips: planning, proof, a real sum."""
+    import mesh as parts
+
+    parts.planning(sizes.rounds)
+    parts.sums(4 * sizes.rounds)
+
+
 PARTS: dict[str, Callable[[Path, Sizes], None]] = {
     "start": start, "inspect": inspect, "tensors": tensors, "copies": copies, "reflink": reflink,
     "in-place": in_place, "datasets": datasets, "many": many, "train": train, "campaign": campaign,
-    "failstop": failstop,
+    "failstop": failstop, "mesh": mesh,
 }  # fmt: skip
 
 

@@ -568,6 +568,68 @@ def made_trials(folder: str, trials: str) -> int:
     return int(trials)
 
 
+def planned(shape: str, algorithm: str, rounds: str, *holes: str) -> float:
+    """Seconds to plan an allreduce round holes."""
+    from flipper.mesh.chips import Mesh
+    from flipper.mesh.plan import plan
+
+    least = float("inf")
+    for _ in range(int(rounds)):
+        start = perf_counter()
+        plan(Mesh.parse(shape, holes), algorithm)
+        least = min(least, perf_counter() - start)
+    return least
+
+
+def proved(shape: str, algorithm: str, *holes: str) -> float:
+    """Seconds to execute the schedule on symbols."""
+    from flipper.mesh.chips import Mesh
+    from flipper.mesh.plan import plan
+    from flipper.mesh.proof import prove
+
+    schedule = plan(Mesh.parse(shape, holes), algorithm)
+    start = perf_counter()
+    assert prove(schedule).holds
+    return perf_counter() - start
+
+
+def routed(algorithm: str, rounds: str) -> float:
+    """Seconds of one allreduce of 100,003 float32 on 12 ranks by a schedule round a hole."""
+    from flipper.mesh.chips import Mesh
+    from flipper.mesh.plan import plan
+    from flipper.training.mesh_execution import execute
+
+    return execute(plan(Mesh.parse("4x4", ["2x2@0,2"]), algorithm), rounds=int(rounds)).seconds
+
+
+def ordered(rounds: str) -> float:
+    """The same by the sum in rank order."""
+    import functools
+
+    from flipper.training.launch import run_ranks
+
+    heard: list[dict[str, Any]] = []
+    run_ranks(functools.partial(_ordered_rank, int(rounds)), 12, heard.append)
+    return float(heard[-1]["seconds"])
+
+
+def _ordered_rank(rounds: int, place: Any, emit: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from flipper.training.parallel.reduction import ordered_sum
+
+    vector, least = torch.ones(100_003), float("inf")
+    for _ in range(rounds):
+        dist.barrier()
+        start = perf_counter()
+        ordered_sum(vector)
+        dist.barrier()
+        least = min(least, perf_counter() - start)
+    if place.rank == 0:
+        emit({"event": "done", "seconds": least})
+
+
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
     print(json.dumps(globals()[name](*arguments)))

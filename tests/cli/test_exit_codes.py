@@ -55,6 +55,7 @@ DONE = {
         "--seed", "1", "--costs", costs(t),
     ],
     "campaign": lambda s, t: ["campaign", "show", DEMO, "--no-timing"],
+    "study": lambda s, t: ["study", "mesh", "--shape", "4x4", "--failed", "0,1"],
 }
 
 

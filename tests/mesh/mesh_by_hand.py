@@ -1,4 +1,4 @@
-"""Oracles for schedules: executed message by message on bags of names, and on floats, with nothing of flipper's proof."""
+"""Oracles for schedules: executed message by message on bags of names and on floats, without flipper's proof."""
 
 from __future__ import annotations
 

@@ -57,6 +57,6 @@ def test_survivors_that_are_cut_off_are_told():
 
 def test_the_transposed_mesh_has_rows_for_columns():
     mesh = Mesh.parse("3x4", ["0,3"])
-    turned = mesh.transposed()
+    turned = mesh.transposed
     assert (turned.rows, turned.columns, turned.failed) == (4, 3, {9})
     assert turned.transpose(mesh.transpose([5, 7])).tolist() == [5, 7]

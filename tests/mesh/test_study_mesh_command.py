@@ -50,15 +50,16 @@ def test_a_row_for_each_algorithm_says_what_it_costs():
 
 
 def test_links_and_bytes_can_be_changed():
-    (row,) = rows("study", "mesh", "--shape", "4x4", "--algorithm", "ring", "--bytes", "32e6", "--link-bandwidth", "1e9",
-                  "--link-latency", "1e-3")  # fmt: skip
+    links = ["--link-bandwidth", "1e9", "--link-latency", "1e-3"]
+    (row,) = rows("study", "mesh", "--shape", "4x4", "--algorithm", "ring", "--bytes", "32e6", *links)
     assert row["seconds"] == pytest.approx(2 * 15 * (1e-3 + 1e6 / 1e9))
     assert row["efficiency"] == 1
 
 
 def test_models_add_what_a_step_costs():
-    found = rows("study", "mesh", "--shape", "4x4", "--shape", "8x8", "--failed", "2x2@0,0", "--algorithm", "ring2d",
-                 "--model", "resnet50", "--model", "bert-large", "--compute-seconds", "0.01", "--overlap", "0.5")  # fmt: skip
+    meshes = ["--shape", "4x4", "--shape", "8x8", "--failed", "2x2@0,0", "--algorithm", "ring2d"]
+    training = ["--model", "resnet50", "--model", "bert-large", "--compute-seconds", "0.01", "--overlap", "0.5"]
+    found = rows("study", "mesh", *meshes, *training)
     assert [(row["shape"], row["model"]) for row in found] == [
         ("4x4", "resnet50"), ("4x4", "bert-large"), ("8x8", "resnet50"), ("8x8", "bert-large")
     ]  # fmt: skip
@@ -91,7 +92,8 @@ def test_routes_list_the_links_of_longer_ways():
 
 
 def test_what_one_algorithm_does_not_serve_is_a_row_that_says_so():
-    ring, ring2d = rows("study", "mesh", "--shape", "4x4", *("--failed 0,1 --failed 1,3 --failed 2,0 --failed 3,2".split()))
+    holes = [word for hole in ("0,1", "1,3", "2,0", "3,2") for word in ("--failed", hole)]
+    ring, ring2d = rows("study", "mesh", "--shape", "4x4", *holes)
     assert ring["verified"] is True
     assert (ring2d["seconds"], ring2d["verified"]) == (None, None)
     assert "each row and each column" in ring2d["problem"]
@@ -159,13 +161,14 @@ def test_the_figure_shows_every_chip_and_the_failed_ones(tmp_path):
 
 def test_the_page_stands_alone_and_says_what_is_left(tmp_path):
     path = tmp_path / "mesh.html"
-    code, _, err = here("study", "mesh", "--shape", "8x8", "--failed", "2x2@2,2", "--model", "resnet50", "--report", path)
+    asked = ["study", "mesh", "--shape", "8x8", "--failed", "2x2@2,2", "--model", "resnet50"]
+    code, _, err = here(*asked, "--report", path)
     assert (code, err) == (0, f"wrote {path}\n")
     text = path.read_text("utf-8")
     assert text.count("<svg") == 2
     for outside in ("http:", "https:", "<script", "<link", "@import"):
         assert outside not in text.replace("http-equiv", "")
-    (row, _) = rows("study", "mesh", "--shape", "8x8", "--failed", "2x2@2,2", "--model", "resnet50")
+    row, _ = rows(*asked)
     assert f"{100 * row['efficiency']:.1f} % of the throughput" in text
 
 
