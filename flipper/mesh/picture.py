@@ -6,6 +6,7 @@ Colours are variables with a default, so that the picture stands alone as a file
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -56,10 +57,11 @@ def document(pictures: Sequence[Picture]) -> str:
     inner = "".join(
         f'<g transform="translate(0 {top:g})">{each.body}</g>' for top, each in zip(tops, pictures, strict=False)
     )
-    return (
+    text = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}"><rect width="100%" height="100%" fill="{colour("paper")}"/>{inner}</svg>\n'
     )
+    return re.sub(r"var\(--mesh-\w+, (#\w+)\)", r"\1", text)  # programs that draw SVG mostly know no variables
 
 
 def picture(schedule: Schedule, title: str = "") -> Picture:

@@ -18,8 +18,8 @@ from flipper.mesh.schedule import Schedule, distance
 from flipper.mesh.workload import Training
 
 COLUMNS: Final = (
-    "shape", "failed", "survivors", "algorithm", "variant", "bytes", "steps", "max_link_load", "conflicts", "seconds",
-    "intact_seconds", "efficiency", "verified", "problem",
+    "shape", "failed", "survivors", "algorithm", "bytes", "steps", "max_link_load", "conflicts", "seconds",
+    "intact_seconds", "efficiency", "verified", "variant", "problem",
 )  # fmt: skip
 TRAINING_COLUMNS: Final = (
     "model", "samples_per_chip", "compute_seconds", "overlap", "step_seconds", "intact_step_seconds", "step_overhead",
@@ -104,7 +104,6 @@ class Case:
             "failed": [str(hole) for hole in asked.holes],
             "survivors": len(mesh.survivors),
             "algorithm": asked.algorithm,
-            "variant": None if found is None else found.variant,
             "bytes": round(asked.bytes),
             "steps": None if found is None else found.steps,
             "max_link_load": None if self.traffic is None else self.traffic.max_link_load,
@@ -113,6 +112,7 @@ class Case:
             "intact_seconds": self.intact_seconds,
             "efficiency": self.efficiency,
             "verified": None if self.proof is None else self.proof.holds,
+            "variant": None if found is None else found.variant,
             "problem": self.problem if self.proof is None else self.proof.problem,
         }
         if asked.training is not None:

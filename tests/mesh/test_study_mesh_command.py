@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import click
 import pytest
@@ -12,8 +13,8 @@ from mesh_commands import here, rows
 
 from flipper.cli.study import COMMANDS
 
-RECORD = ["shape", "failed", "survivors", "algorithm", "variant", "bytes", "steps", "max_link_load", "conflicts",
-          "seconds", "intact_seconds", "efficiency", "verified", "problem"]  # fmt: skip
+RECORD = ["shape", "failed", "survivors", "algorithm", "bytes", "steps", "max_link_load", "conflicts", "seconds",
+          "intact_seconds", "efficiency", "verified", "variant", "problem"]  # fmt: skip
 OPTIONS = (
     "--shape --failed --algorithm --bytes --link-bandwidth --link-latency --model --samples-per-chip --gradients "
     "--chip-speed --utilization --compute-seconds --overlap --sweep --hole --every --no-proof --routes --execute "
@@ -179,3 +180,12 @@ def test_the_page_of_a_sweep_maps_it(tmp_path):
     assert code == 0
     text = path.read_text("utf-8")
     assert text.count("% of the intact mesh</title>") == 2 * 9
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path):
+    root = Path(__file__).parents[2]
+    lines = (root / "README.md").read_text("utf-8").splitlines()
+    command = next(line for line in lines if "--figure mesh-8x8.svg" in line)
+    words = command.removeprefix("$ flipper ").partition(" |")[0].replace("mesh-8x8.svg", str(tmp_path / "drawn.svg"))
+    assert here(*words.split())[0] == 0
+    assert (tmp_path / "drawn.svg").read_bytes() == (root / "pictures/mesh-8x8.svg").read_bytes()

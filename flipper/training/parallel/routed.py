@@ -67,9 +67,7 @@ def program(schedule: Schedule, rank: int) -> Program:
     return Program(schedule.chunks, tuple(turns))
 
 
-def routed_sums(
-    tensors: list[Tensor], mine: Program, group: dist.ProcessGroup | None = None
-) -> list[Tensor]:
+def routed_sums(tensors: list[Tensor], mine: Program, group: dist.ProcessGroup | None = None) -> list[Tensor]:
     """The elementwise sums of every rank's tensors, the same bits on every rank, and in whatever company they are sent.
 
     mine: this rank's part of the schedule that all follow. Each element is summed on one rank, in the schedule's order,
