@@ -9,10 +9,24 @@ from torch import Tensor
 from flipper.errors import TrainingError, UsageError
 from flipper.failstop.kills import Kill
 from flipper.failstop.messages import Lost, Plan
-from flipper.failstop.survivor import GlooSurvivor
+from flipper.failstop.survivor import GlooSurvivor, Sum
 from flipper.mesh.allreduce import MeshAllreduce
-from flipper.training.parallel.routed import program, routed_sum
+from flipper.training.parallel.routed import Program, program, routed_sum
 from flipper.training.ranks import Place
+
+
+class RoutedSum:
+    """As reduction.OrderedSum; its messages go from step to step of the schedule, so all of it is done at once."""
+
+    def __init__(self, flat: Tensor, mine: Program) -> None:
+        self._total = routed_sum(flat, mine)
+
+    def gather(self) -> None:
+        """Nothing is left to do."""
+
+    def result(self) -> Tensor:
+        """The sum."""
+        return self._total
 
 
 class RoutedSurvivor(GlooSurvivor):
@@ -25,9 +39,9 @@ class RoutedSurvivor(GlooSurvivor):
         self._mesh = mesh
         self._program = program(mesh.schedule(), place.rank)
 
-    def summed(self, flat: Tensor) -> Tensor:
+    def begin_sum(self, flat: Tensor) -> Sum:
         """By the schedule of those that are left."""
-        return routed_sum(flat, self._program)
+        return RoutedSum(flat, self._program)
 
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         """As in Survivor; then the schedule is made anew, the same by all. Raises TrainingError when none is found."""
