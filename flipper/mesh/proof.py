@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from flipper.mesh.chips import Mesh
+from flipper.mesh.chips import Ints, Mesh
 from flipper.mesh.schedule import Phase, Schedule
-
-Array = np.ndarray[Any, Any]
 
 MOST: Final = 4096
 """Survivors up to which schedules are proved: chunks x survivors are kept, some bytes each."""
@@ -45,7 +43,7 @@ class Traffic:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Execute the schedule on symbols. Takes survivors x chunks x 3 bytes; use it up to MOST survivors."""
+    """Execute the schedule on symbols. Takes survivors x chunks x 7 bytes; use it up to MOST survivors."""
     for phase in schedule.phases:
         if (problem := _impassable(phase, schedule.mesh)) is not None:
             return Proof(problem)
@@ -94,45 +92,60 @@ def _executed(schedule: Schedule) -> str | None:
     mesh, total = schedule.mesh, len(schedule.mesh.survivors)
     rank = np.full(mesh.size, -1)
     rank[list(mesh.survivors)] = np.arange(total)
-    holds = np.ones((total, schedule.chunks), dtype=np.int16)
-    counts = np.ones((total, schedule.chunks), dtype=np.bool_)
+    state = _State(total, schedule.chunks)
     for phase in schedule.phases:
         source, target = rank[phase.lanes.source], rank[phase.lanes.target]
+        widths = np.unique(phase.lanes.width)
+        if len(widths) > 1:
+            return f"{phase.name}: messages of {widths.min()} to {widths.max()} chunks, where all must be of one length"
         for step in range(phase.steps):
             on = phase.working(step)
-            chunk, width = phase.lanes.chunk(step)[on], phase.lanes.width[on]
-            for wide in np.unique(width).tolist():
-                of = on[width == wide]
-                which = chunk[width == wide][:, None] + np.arange(wide)
-                take = _add if phase.adds else _put
-                problem = take(holds, counts, source[of][:, None], target[of][:, None], which, total)
-                if problem:
-                    return f"{phase.name}, step {step}: {problem}"
-    if total > 1 and not (holds == total).all():
-        return f"{int(np.count_nonzero((holds != total).any(axis=1)))} survivors end without the whole sum"
-    return None
+            which = phase.lanes.chunk(step)[on, None] + np.arange(int(widths[0]))
+            sent, met = source[on, None] * schedule.chunks + which, target[on, None] * schedule.chunks + which
+            problem = state.add(sent, met) if phase.adds else state.put(sent, met)
+            if problem:
+                return f"{phase.name}, step {step}: {problem}"
+    whole = (state.holds == total).reshape(total, schedule.chunks).all(axis=1)
+    return None if whole.all() or total == 1 else f"{np.count_nonzero(~whole)} survivors end without the whole sum"
 
 
-def _add(holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int) -> str | None:
-    if not counts[source, which].all():
-        return "a chip sends a sum to be added that it has passed on already"
-    brought = holds[source, which]
-    counts[source, which] = False
-    if _twice(source, which, counts.shape[1]):
-        return "a chip sends the same sum twice in one step"
-    if not counts[target, which].all():
-        return "a chip adds to a sum that it has passed on"
-    np.add.at(holds, (np.broadcast_to(target, which.shape), which), brought)
-    return None
+class _State:
+    """What each survivor has of each chunk, [survivors * chunks]; messages of a step name places in it.
 
+    holds: how many vectors its partial sum has. counts: whether it still counts.
+    """
 
-def _put(holds: Array, counts: Array, source: Array, target: Array, which: Array, total: int) -> str | None:
-    if not (holds[source, which] == total).all():
-        return "a chip sends on a sum that it hasn't got whole"
-    holds[target, which] = total
-    return None
+    def __init__(self, survivors: int, chunks: int) -> None:
+        self.total = survivors
+        self.holds = np.ones(survivors * chunks, dtype=np.int16)
+        self.counts = np.ones(survivors * chunks, dtype=np.bool_)
+        self._mark = np.zeros(survivors * chunks, dtype=np.int32)
 
+    def add(self, sent: Ints, met: Ints) -> str | None:
+        """Messages whose content is added; what is wrong with them."""
+        if not self.counts[sent].all():
+            return "a chip sends a sum to be added that it has passed on already"
+        brought = self.holds[sent]
+        self.counts[sent] = False
+        if self._repeats(sent):
+            return "a chip sends the same sum twice in one step"
+        if not self.counts[met].all():
+            return "a chip adds to a sum that it has passed on"
+        if self._repeats(met):  # several arrive at one place
+            np.add.at(self.holds, met, brought)
+        else:
+            self.holds[met] += brought
+        return None
 
-def _twice(source: Array, which: Array, chunks: int) -> bool:
-    keys = (source * chunks + which).ravel()
-    return len(np.unique(keys)) != len(keys)
+    def put(self, sent: Ints, met: Ints) -> str | None:
+        """Messages whose content takes the place of what is there."""
+        if not (self.holds[sent] == self.total).all():
+            return "a chip sends on a sum that it hasn't got whole"
+        self.holds[met] = self.total
+        return None
+
+    def _repeats(self, places: Ints) -> bool:
+        """Whether a place is named twice: then what was written to it first is gone."""
+        number = np.arange(places.size, dtype=np.int32).reshape(places.shape)
+        self._mark[places] = number
+        return not np.array_equal(self._mark[places], number)

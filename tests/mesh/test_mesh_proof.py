@@ -72,3 +72,9 @@ def test_sums_that_are_told_before_they_are_whole_are_found(schedule):
 
 def test_a_schedule_without_its_end_is_found(schedule):
     assert "without the whole sum" in prove(replace(schedule, phases=schedule.phases[:-1])).problem
+
+
+def test_messages_of_one_phase_must_be_of_one_length(schedule):
+    width = schedule.phases[0].lanes.width.copy()
+    width[0] += 1
+    assert "of one length" in prove(changed(schedule, 0, width=width)).problem
