@@ -126,6 +126,9 @@ def _spec(
     spec = TrainSpec(recipe, layout, save_every=save_every or 0, probe_every=probe_every or 0, inject=faults, **given)
     if drawn:
         say(f"seed {spec.seed}", quiet)
+    if (mesh := spec.summing.mesh) is not None:
+        schedule = mesh.schedule()
+        say(f"allreduce by {schedule.algorithm} on {schedule.mesh.shape}: {schedule.variant}", quiet)
     if spec.allreduce == "native" and spec.parallel.data_size > 2:
         warning = "with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets"
         say(f"warning: {warning}", quiet)

@@ -105,6 +105,7 @@ COMMAND_LINES = {
     "replay": ["replay", "{t}/u.flipper.json", "{s}/digits-mlp.pt", "-o", "{t}/d"],
     "convert": ["convert", "{s}/digits-mlp.pt", "-o", "{t}/e", "--to", "pytorch"],
     "size": ["size", "--population", "100"],
+    "study mesh": ["study", "mesh", "--shape", "4x4", "--failed", "0,1"],
 }
 
 

@@ -102,3 +102,16 @@ def test_the_command_takes_mesh_and_holes():
                           "--steps", "1", "--seed", "1")  # fmt: skip
     assert (code, out) == (2, "")
     assert "5 of its 6 chips live" in err
+
+
+def test_the_command_says_by_which_schedule_it_sums():
+    mesh = ["--parallel", "ddp:5", "--allreduce", "mesh:2x3:ring", "--failed", "0,1"]
+    code, out, err = here("train", "digits-mlp", *mesh, "--steps", "1", "--seed", "1")
+    assert (code, err) == (0, "allreduce by ring on 2x3: 3 of 5 hops over several links\n")
+    assert '"steps":1' in out
+
+
+def test_a_chip_that_hangs_is_gone_round():
+    job = FailstopSpec(spec(**{**FIVE, "timeout": 3.0}), (Kill.parse("rank:0@step:2:bucket:1,signal:STOP"),), "lossy")
+    result = train_through(job)
+    assert (result.world_size, result.steps, [each["rank"] for each in result.lost]) == (4, 4, [0])
