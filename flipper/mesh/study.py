@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ class Question:
     size: float = 100e6
     training: Training | None = None
     proved: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bytes < math.inf:
+            raise UsageError(f"--bytes {self.size:g}: give the vector's bytes, 1 or more")
 
     @property
     def bytes(self) -> float:

@@ -6,6 +6,7 @@ communication; what the allreduce takes beyond is added to the step. Each chip k
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +53,8 @@ class Training:
             raise UsageError(f"no dtype of gradients {self.dtype!r}; known: {', '.join(GRADIENT_BYTES)}")
         if not 0 <= self.overlap <= 1 or not 0 < self.utilization <= 1:
             raise UsageError("--overlap is a share from 0 to 1, and --utilization one above 0")
+        if not 0 <= self.compute_seconds < math.inf:
+            raise UsageError("--compute-seconds, or what follows from --chip-speed, is no time that a step can take")
 
     @property
     def size(self) -> float:

@@ -114,6 +114,8 @@ def test_what_one_algorithm_does_not_serve_is_a_row_that_says_so():
         (["--shape", "4x4", "--sweep", "--hole", "big"], "as 2x2"),
         (["--shape", "4x4", "--sweep", "--routes"], "leave --sweep out"),
         (["--shape", "4x4", "--link-bandwidth", "0"], "bytes per second"),
+        (["--shape", "4x4", "--bytes", "nan"], "1 or more"),
+        (["--shape", "4x4", "--model", "resnet50", "--compute-seconds", "nan"], "no time that a step can take"),
         (["--shape", "10x10", "--execute"], "at most 64 and not 100"),
         ([], "Missing option '--shape'"),
     ],
@@ -124,6 +126,12 @@ def test_wrong_usage_is_one_clear_line(arguments, said):
     assert said in err
     assert err.startswith("flipper: error: ")
     assert "Traceback" not in err
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path):
+    code, out, err = here("study", "mesh", "--shape", "4x4", "--report", tmp_path / "none" / "page.html")
+    assert (code, out) == (1, "")
+    assert "there is no folder" in err
 
 
 def test_execute_really_runs_it():

@@ -13,7 +13,7 @@ import click
 from flipper.cli.options import FILE, output_options
 from flipper.cli.output import emit_rows, say
 from flipper.cli.progress import step_bar
-from flipper.errors import UsageError
+from flipper.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from flipper.mesh.study import Case, Question
@@ -70,10 +70,13 @@ def command(
     swept = options["sweep"]
     if swept and (routes or figure is not None):
         raise UsageError("--routes and --figure are of the holes that --failed gives: leave --sweep out")
+    for path in (figure, report):
+        if path is not None and not path.parent.is_dir():
+            raise OutputError(f"{path} can't be written: there is no folder {path.parent}")
     columns = (*COLUMNS, *(TRAINING_COLUMNS if options["models"] else ()), *(EXECUTED if execute else ()))
     answered: list[tuple[Case, dict[str, object]]] = []
     rows: Iterable[dict[str, object]] = _rows(list(_questions(**options)), execute, quiet, answered)
-    if not swept:
+    if not swept or sys.stdout.isatty():  # a bar must be gone before the first row is printed
         rows = list(rows)
         if all(case.schedule is None for case, _ in answered):
             raise UsageError(answered[-1][0].problem or "")
