@@ -24,7 +24,7 @@ Listener = Callable[["Event"], None]
 
 DIFFERS: Final = 3
 
-DEATHS: Final = ("recovery", "min_ranks", "world_batch", "world_rate", "lost_share")
+DEATHS: Final = ("recovery", "min_ranks", "peer_copies", "peer_every", "world_batch", "world_rate", "lost_share")
 """Options on ranks that die: fields of FailstopSpec."""
 
 
@@ -57,6 +57,8 @@ DEATHS: Final = ("recovery", "min_ranks", "world_batch", "world_rate", "lost_sha
 @click.option("--kill", "kills", multiple=True, metavar="WHO@WHEN", help="As rank:1@step:20[:bucket:2].")
 @click.option("--recovery", type=click.Choice(["restart", "rollback", "lossy"]), help="What is done when a rank dies.")
 @click.option("--min-ranks", type=click.IntRange(1), metavar="N", help="Fewer survivors end the run.  [default: 1]")
+@click.option("--peer-copies", type=click.IntRange(0), metavar="N", help="Of each rank's state, in others' memory.")
+@click.option("--peer-every", type=click.IntRange(1), metavar="N", help="Made anew every N steps.  [default: 1]")
 @click.option("--world-batch", type=click.Choice(["fixed", "per-rank"]), help="Of the survivors.  [default: fixed]")
 @click.option("--world-rate", type=click.Choice(["keep", "linear"]), help="The learning rate then.  [default: keep]")
 @click.option("--lost-share", type=click.Choice(["drop", "zero"]), help="In a lossy mean.  [default: drop]")

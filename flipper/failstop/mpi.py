@@ -16,6 +16,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from flipper.errors import TrainingError
 from flipper.failstop.kills import Kill
 from flipper.failstop.messages import Lost, Plan, Shrunk, plan_of
 from flipper.failstop.survivor import Sum, Survivor
@@ -113,9 +114,35 @@ class MpiSurvivor(Survivor):
             self._send(Shrunk(plan.ranks, step, first, time.monotonic(), shrunk))
         return plan
 
+    def passed(self, mine: Tensor, distance: int, into: Tensor | None) -> Tensor:
+        """As peers.Ring.passed."""
+        after, before = ((self.place.rank + sign * distance) % self.place.world for sign in (1, -1))
+        try:
+            length = self._comm.sendrecv(mine.numel(), dest=after, source=before)
+            if into is None or into.numel() != length:
+                into = torch.empty(length, dtype=torch.uint8)
+            self._comm.Sendrecv(_bytes(mine), after, recvbuf=_bytes(into), source=before)
+        except MPI.Exception:
+            self.revoke()
+            raise
+        return into
+
+    def revoke(self) -> None:
+        """Have all that wait for anyone in this group learn that it is broken."""
+        _tried(self._comm.Revoke)
+
     def end(self) -> None:
         """Meet, and go: MPI's own end hangs where a process has died."""
         _tried(self._comm.Barrier)
+
+
+class MpiLeaver(MpiSurvivor):
+    """As loop.GlooLeaver."""
+
+    def recover(self, report: Callable[[int], Lost]) -> Plan:
+        """Raises TrainingError."""
+        self.revoke()
+        raise TrainingError("contact was lost")
 
 
 def _tried(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -36,12 +36,13 @@ def main(address: str) -> None:
         import torch
 
         from flipper.failstop.loop import run_through
-        from flipper.failstop.mpi import MpiSurvivor
+        from flipper.failstop.mpi import MpiLeaver, MpiSurvivor
 
         torch.set_num_threads(1)
         place = Place(rank, world, "cpu", "mpi://", job.train.timeout, rank, world)
-        survivor = MpiSurvivor(place, connection.send, job.kills, job.recovery)
-        run_through(job, survivor, connection.send, time.monotonic())
+        kind = MpiLeaver if job.peer_copies else MpiSurvivor
+        survivor = kind(place, connection.send, job.kills, job.recovery)
+        run_through(job, survivor, connection.send, time.monotonic(), lambda: survivor)
         survivor.end()
     except BaseException as error:
         known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))

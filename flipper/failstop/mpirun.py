@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import IO, Final
 
-from flipper.errors import EndedError, HangError, TrainingError, UsageError
+from flipper.errors import EndedError, FlipperError, HangError, TrainingError, UsageError
 from flipper.failstop.coordinator import RankLost, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
@@ -208,10 +208,14 @@ class MpiRanks:
                     "seconds": message.joined - message.noticed, "seconds_to_shrink": message.shrunk,
                 })  # fmt: skip
             case Failure():
-                error = message.error
-                if isinstance(error, TrainingError):
-                    error = TrainingError(f"rank {rank} of {len(self.connections)}: {error}")
-                raise error
+                raise self.cause({rank: message})
+
+    def cause(self, failures: dict[int, Failure | None]) -> FlipperError:
+        """The earliest of these errors."""
+        rank, first = min(((rank, each) for rank, each in failures.items() if each), key=lambda pair: pair[1].time)
+        if isinstance(first.error, TrainingError):
+            return TrainingError(f"rank {rank} of {len(self.connections)}: {first.error}")
+        return first.error
 
     def _note_death(self, rank: int, left: int, job: FailstopSpec) -> None:
         now = time.monotonic()

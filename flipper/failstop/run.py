@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flipper.errors import UsageError
+from flipper.errors import FlipperError, TrainingError, UsageError
 from flipper.failstop.coordinator import Coordinator, RankLost
 from flipper.failstop.kills import Kill
+from flipper.failstop.salvage import Boxes, PartsLost, Salvage, all_gone, newest
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import started
-from flipper.training.ranks import Place, outer_rank
+from flipper.training.ranks import Failure, Place, outer_rank
 from flipper.training.run import TrainResult, nothing_unfinished
 from flipper.training.spec import Event
 
@@ -71,58 +73,129 @@ def train_through(
             on_event(event)
 
     with nothing_unfinished(job.train.save):
-        _launch_until_done(job, result, follow, verbose)
+        _Launches(job, result, follow, verbose).until_done()
     return result
 
 
-def _launch_until_done(
-    job: FailstopSpec, result: FailstopResult, follow: Callable[[Event], None], verbose: bool
-) -> None:
+@dataclass
+class _Launches:
+    """The launches of one run, each going on where the one before it broke off.
+
+    lost: when the loss was noticed that the run is being restarted from. step, saved: the last one that was begun or
+    told of, and that of the last checkpoint. stepped: whether this launch has made a step. boxes: where ranks hand over
+    copies, those of the last launch and of this one.
+    """
+
+    job: FailstopSpec
+    result: FailstopResult
+    follow: Callable[[Event], None]
+    verbose: bool
     lost: float | None = None
-    step = 0
+    step: int = 0
+    saved: int = -1
+    stepped: bool = False
+    boxes: list[Boxes] = field(default_factory=list)
 
-    def hear(event: Event) -> None:
-        nonlocal lost, step
-        step = event["step"] if event["event"] in ("start", "step") else step
-        if event["event"] == "start" and lost is not None:
-            seconds = time.monotonic() - lost
-            follow({"event": "recovered", "strategy": "restart", "world_size": result.world_size, "seconds": seconds})
-            lost = None
-        follow(event)
-
-    while True:
+    def until_done(self) -> None:
         try:
-            _launch(job, hear, step, verbose)
+            while True:
+                self.stepped = False
+                if self.job.peer_copies:
+                    self.boxes.append(Boxes(self.job.train.parallel.ranks))
+                    self.job = replace(self.job, boxes=self.boxes[-1].paths)
+                try:
+                    self._launch()
+                    return
+                except RankLost as death:
+                    self._tell(death)
+                    self.job = self._restarted(death)
+        finally:
+            self._keep_boxes(0)
+
+    def _launch(self) -> None:
+        job, train = self.job, self.job.train
+        if train.parallel.data == "mpi":
+            from flipper.failstop.mpirun import STARTING_SECONDS, launched
+
+            with launched(job, self.verbose) as mpi_ranks:
+                if job.peer_copies:
+                    self._salvaging(mpi_ranks.connections, mpi_ranks.pids, mpi_ranks.cause, STARTING_SECONDS)
+                else:
+                    mpi_ranks.follow(job, self._hear)
             return
-        except RankLost as death:
-            lost = time.monotonic()
-            for rank, when in sorted(death.died.items()):
-                seconds = max(0.0, death.noticed - when)
-                follow({"event": "rank-lost", "rank": rank, "step": death.step, "seconds_to_detect": seconds})
-            job = _restarted(job, death, result)
+        body = functools.partial(_rank, job)
+        with started(
+            body, train.parallel.ranks, device=train.device, timeout=train.timeout, verbose=self.verbose
+        ) as ranks:
+            if job.peer_copies:
+                pids = {rank: process.pid for rank, process in enumerate(ranks.processes)}
+                self._salvaging(dict(enumerate(ranks.connections)), pids, ranks.cause)
+            else:
+                Coordinator(ranks, job, self._hear, step=self.step).follow()
 
+    def _salvaging(
+        self,
+        pipes: Mapping[int, Connection],
+        pids: Mapping[int, int | None],
+        cause: Callable[[dict[int, Failure | None]], FlipperError],
+        starting: float = 0.0,
+    ) -> None:
+        """Follow ranks that keep copies for each other. starting: seconds that they may take to begin, at least."""
+        Salvage(pipes, pids, cause, self._hear, self.job.train.timeout, self.step, starting).follow()
 
-def _launch(job: FailstopSpec, hear: Callable[[Event], None], step: int, verbose: bool) -> None:
-    train = job.train
-    if train.parallel.data == "mpi":
-        from flipper.failstop.mpirun import launched
+    def _hear(self, event: Event) -> None:
+        match event["event"]:
+            case "start":
+                self.step = event["step"]
+                if self.lost is not None:
+                    self._tell_recovered(self.lost)
+                    self.lost = None
+            case "step":
+                self.step = event["step"]
+                if not self.stepped:  # so all ranks have copies of their own with others again
+                    self._keep_boxes(1)
+                self.stepped = True
+            case "saved":
+                self.saved = event["step"]
+        self.follow(event)
 
-        with launched(job, verbose) as ranks:
-            ranks.follow(job, hear)
-        return
-    body = functools.partial(_rank, job)
-    with started(body, train.parallel.ranks, device=train.device, timeout=train.timeout, verbose=verbose) as ranks:
-        Coordinator(ranks, job, hear, step=step).follow()
+    def _tell(self, death: RankLost) -> None:
+        self.lost = death.noticed
+        for rank, when in sorted(death.died.items()):
+            seconds = max(0.0, death.noticed - when)
+            self.follow({"event": "rank-lost", "rank": rank, "step": death.step, "seconds_to_detect": seconds})
 
+    def _tell_recovered(self, lost: float) -> None:
+        source = "peers" if self.job.copies else "beginning" if self.job.train.resume is None else "checkpoint"
+        self.follow({
+            "event": "recovered", "strategy": "restart", "world_size": self.result.world_size,
+            "seconds": time.monotonic() - lost, "step": self.step, "source": source,
+        })  # fmt: skip
 
-def _restarted(job: FailstopSpec, death: RankLost, result: FailstopResult) -> FailstopSpec:
-    """The job that goes on from the last checkpoint, or from where it began when there is none yet."""
-    train = job.train
-    if result.files:
-        train = replace(train, resume=Path(result.files[-1]), seed=result.seed)
-    elif train.seed is None:
-        train = replace(train, seed=result.seed)
-    return replace(job, train=train, kills=_left(job.kills, death), restarted=True)
+    def _restarted(self, death: RankLost) -> FailstopSpec:
+        """The job that goes on: from the copies that are left, the last checkpoint, or, when there is none yet, from
+        where it began. Raises TrainingError when what was done is lost."""
+        job, ranks = self.job, self.job.train.parallel.ranks
+        job = replace(job, kills=_left(job.kills, death), restarted=True)
+        if isinstance(death, PartsLost):
+            copies = newest(death.copies, ranks)
+            if not copies and not self.stepped:
+                copies = job.copies
+            if copies and copies[0].step >= self.saved:
+                return replace(job, copies=copies)
+            if self.stepped and not self.result.files and not job.checkpointed and job.train.resume is None:
+                raise TrainingError(all_gone(death.silent, ranks, job.peer_copies))
+        train = job.train
+        if self.result.files:
+            train = replace(train, resume=Path(self.result.files[-1]), seed=self.result.seed)
+        elif train.seed is None and self.result.world_size:
+            train = replace(train, seed=self.result.seed)
+        return replace(job, train=train, copies=())
+
+    def _keep_boxes(self, count: int) -> None:
+        """Give back all but the last ones."""
+        while len(self.boxes) > count:
+            self.boxes.pop(0).close()
 
 
 def _left(kills: tuple[Kill, ...], death: RankLost) -> tuple[Kill, ...]:

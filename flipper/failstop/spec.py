@@ -30,6 +30,16 @@ def check_world(batch: str, rate: str, share: str) -> None:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Where a copy of a rank's state lies that it, or a peer, has handed over: bytes of a file. step: how far it is."""
+
+    path: str
+    offset: int
+    length: int
+    step: int
+
+
+@dataclass(frozen=True)
 class FailstopSpec:
     """A training run, the deaths in it, and what is done then.
 
@@ -41,7 +51,10 @@ class FailstopSpec:
     number of samples, so that the batch is smaller. world_rate: "keep" the learning rate, or "linear": scale it by the
     samples of the smaller batch. lost_share: what becomes of the dead rank's part in a mean that the others finish:
     "drop", the mean over the others' samples, or "zero", a gradient of nothing.
-    restarted: whether this goes on with a run that has lost ranks.
+    peer_copies: under "restart", how many other ranks hold a copy of each one's state in memory, made anew every
+    `peer_every` steps; what all ranks go on from is then what is left of these copies.
+    restarted: whether this goes on with a run that has lost ranks. boxes: where each rank writes the copies that it
+    holds when contact is lost. copies: what each rank goes on from, if not from `train.resume`.
     """
 
     train: TrainSpec
@@ -51,7 +64,11 @@ class FailstopSpec:
     world_batch: str = "fixed"
     world_rate: str = "keep"
     lost_share: str = "drop"
+    peer_copies: int = 0
+    peer_every: int = 1
     restarted: bool = False
+    boxes: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
 
     def __post_init__(self) -> None:
         train = self.train
@@ -82,8 +99,34 @@ class FailstopSpec:
         check(self.kills, train.parallel.ranks)
         if not 1 <= self.min_ranks <= train.parallel.ranks:
             raise UsageError(f"--min-ranks {self.min_ranks}: the layout has {train.parallel.ranks} ranks")
-        if self.recovery == "restart" and (train.save is None or not train.save_every):
-            raise UsageError("--recovery restart needs checkpoints to restart from: give --save DIR and --save-every N")
+        self._check_source()
+
+    def _check_source(self) -> None:
+        """Raise UsageError where there would be nothing to restart from."""
+        ranks = self.train.parallel.ranks
+        if self.peer_copies and self.recovery != "restart":
+            raise UsageError(
+                f"--peer-copies are what --recovery restart goes on from; under {self.recovery} the survivors hold the "
+                "whole model: leave them out"
+            )
+        if not 0 <= self.peer_copies < ranks:
+            raise UsageError(
+                f"--peer-copies {self.peer_copies}: of {ranks} ranks each has {ranks - 1} others to hold its copies"
+            )
+        if self.peer_every < 1:
+            raise UsageError(f"--peer-every {self.peer_every}: must be 1 or more")
+        if self.peer_every > 1 and not self.peer_copies:
+            raise UsageError("--peer-every says how often the copies of --peer-copies N are made: give both")
+        if self.recovery == "restart" and not self.peer_copies and not self.checkpointed:
+            raise UsageError(
+                "--recovery restart needs something to restart from: give --save DIR and --save-every N, or "
+                "--peer-copies N"
+            )
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether the run writes checkpoints before its end."""
+        return self.train.save is not None and self.train.save_every > 0
 
     @property
     def overlapped(self) -> bool:

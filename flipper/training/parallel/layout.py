@@ -59,12 +59,15 @@ class Layout:
         # The gradients that this rank counts in the norm; where they lie doesn't change from step to step.
         self._counted = [each for each in self.module.parameters() if shard_of(each, grid).speaks_for(grid)]
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of a canonical state that was checked; live tensors are kept and written to."""
+    def load(self, state: Mapping[str, Tensor], own: bool = False) -> None:
+        """Take this rank's part of a canonical state that was checked; live tensors are kept and written to.
+
+        own: the state is that part already, as `live` gave it on this very rank.
+        """
         with torch.no_grad():
             for name, shard in self._model():
-                shard.tensor.copy_(state[name][shard.box])
-        self._load_optimizer(state)
+                shard.tensor.copy_(state[name] if own else state[name][shard.box])
+        self._load_optimizer(state, own)
         if self.schedule is not None and any(name.startswith("scheduler.") for name in state):
             self.schedule.restore(state)
 
@@ -165,7 +168,7 @@ class Layout:
                 if value is not None:
                     yield f"optimizer.{name}.{key}", shard_of(torch.as_tensor(value), self.grid)
 
-    def _load_optimizer(self, state: Mapping[str, Tensor]) -> None:
+    def _load_optimizer(self, state: Mapping[str, Tensor], own: bool) -> None:
         self.optimizer.state.clear()
         parameters = parameters_of(self.module)
         for name, value in state.items():
@@ -173,10 +176,11 @@ class Layout:
             if not name.startswith("optimizer.") or owner not in parameters:
                 continue
             parameter = parameters[owner]
-            if value.shape == parameter.shape and key != "step":
+            shape = local(parameter).shape if own else parameter.shape
+            if value.shape == shape and key != "step":
                 held = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
                 shard = shard_of(held, self.grid)
-                shard.tensor.copy_(value[shard.box])
+                shard.tensor.copy_(value if own else value[shard.box])
             elif value.dim() and isinstance(parameter, DTensor):
                 raise MismatchError(f"can't resume: {self.grid.parallel} parts {owner}, and {name} fits no shard of it")
             else:  # a scalar (Adam's step) stays on the CPU, where optimizers keep it
