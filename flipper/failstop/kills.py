@@ -51,16 +51,21 @@ class Kill:
         return f"rank:{self.rank}@{when}{bucket}" + ("" if self.signal == "KILL" else f",signal:{self.signal}")
 
 
-def check(kills: Sequence[Kill], ranks: int) -> None:
-    """Raise UsageError for a kill of a rank that isn't there, of one that is dead already, or when all ranks die."""
+def check(kills: Sequence[Kill], ranks: int, come_back: bool = False) -> None:
+    """Raise UsageError for a kill of a rank that isn't there, of one that is dead already, or when all ranks die.
+
+    come_back: ranks that die are started anew, and may die again, at another step.
+    """
     victims: set[int] = set()
+    steps: set[tuple[int, int | None]] = set()
     for kill in kills:
         if kill.rank >= ranks:
             raise UsageError(f"--kill {kill}: there is no such rank; the layout has ranks 0 to {ranks - 1}")
-        if kill.rank in victims:
+        if kill.rank in victims and (not come_back or (kill.rank, kill.step) in steps):
             raise UsageError(f"--kill {kill}: rank {kill.rank} is killed twice; it dies only once")
         if kill.step == 0:
             raise UsageError(f"--kill {kill}: the first step is 1")
         victims.add(kill.rank)
-    if len(victims) == ranks:
+        steps.add((kill.rank, kill.step))
+    if len(victims) == ranks and not come_back:
         raise UsageError(f"--kill: all {ranks} ranks would die, and nobody would be left to go on; spare one")

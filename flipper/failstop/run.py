@@ -188,6 +188,8 @@ class _Launches:
         train = job.train
         if self.result.files:
             train = replace(train, resume=Path(self.result.files[-1]), seed=self.result.seed)
+            if train.at is not None and train.at < self.saved:  # the checkpoint has been struck already
+                train = replace(train, inject=None, at=None)
         elif train.seed is None and self.result.world_size:
             train = replace(train, seed=self.result.seed)
         return replace(job, train=train, copies=())
@@ -200,7 +202,8 @@ class _Launches:
 
 def _left(kills: tuple[Kill, ...], death: RankLost) -> tuple[Kill, ...]:
     """The kills that are still to come: a restarted rank may die again, but not by the same kill."""
-    return tuple(kill for kill in kills if kill.rank not in death.died)
+    first = {kill.rank: kill for kill in sorted(kills, key=lambda kill: kill.step or 0, reverse=True)}
+    return tuple(kill for kill in kills if kill.rank not in death.died or kill != first[kill.rank])
 
 
 def _rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:

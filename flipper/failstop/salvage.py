@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from flipper.errors import FlipperError, HangError
 from flipper.failstop.coordinator import LOOK_SECONDS, RankLost
@@ -52,32 +51,24 @@ class Boxes:
     """
 
     def __init__(self, ranks: int) -> None:
-        with ExitStack() as stack:
-            temporary = partial(tempfile.NamedTemporaryFile, prefix=_NAME)
-            files = [stack.enter_context(_anonymous() or temporary()) for _ in range(ranks)]
-            self.paths = tuple(map(_path, files))
-            self._files = stack.pop_all()
+        self._open = ExitStack()
+        self.paths = tuple(self._box() for _ in range(ranks))
 
     def close(self) -> None:
         """Give the memory back."""
-        self._files.close()
+        self._open.close()
 
+    def _box(self) -> str:
+        try:
+            number = os.memfd_create(_NAME)
+        except (AttributeError, OSError):
+            return self._temporary()
+        self._open.callback(os.close, number)
+        path = f"/proc/{os.getpid()}/fd/{number}"
+        return path if os.access(path, os.R_OK | os.W_OK) else self._temporary()
 
-def _anonymous() -> IO[bytes] | None:
-    try:
-        file = os.fdopen(os.memfd_create(_NAME), "w+b")
-    except (AttributeError, OSError):
-        return None
-    if os.access(_path(file), os.R_OK | os.W_OK):
-        return file
-    file.close()
-    return None
-
-
-def _path(file: IO[bytes]) -> str:
-    """By which other processes open it."""
-    name: object = file.name  # a number, of what has no name
-    return name if isinstance(name, str) else f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    def _temporary(self) -> str:
+        return self._open.enter_context(tempfile.NamedTemporaryFile(prefix=_NAME)).name
 
 
 def newest(copies: Copies, ranks: int) -> tuple[Copy, ...]:
@@ -100,7 +91,8 @@ def all_gone(silent: Collection[int], ranks: int, count: int) -> str:
     if len(silent) == ranks:
         return f"{said}: what no rank outlives, only a checkpoint keeps (--save DIR --save-every N)"
     needed = max(next(k for k in range(ranks) if (rank + k) % ranks not in silent) for rank in lost)
-    return f"{said}: --peer-copies {needed} would have kept them, or a checkpoint (--save DIR --save-every N)"
+    them = "it" if len(lost) == 1 else "them"
+    return f"{said}: --peer-copies {needed} would have kept {them}, or a checkpoint (--save DIR --save-every N)"
 
 
 def _listed(ranks: Iterable[int]) -> str:
@@ -114,7 +106,7 @@ class Salvage:
     connections: rank -> its pipe; pids: its process. cause: makes one error of how ranks failed. timeout: seconds that
     a rank waits for another. died: when each lost one died. failures: of those that ended with an error, which under a
     loss all do. noticed: when the first of either was; 0 when all is well. starting: seconds that ranks may be silent
-    before they have said a word.
+    before they have said a word; begun: whether one has, and not before that do they hold copies.
     """
 
     connections: Mapping[int, Connection]
@@ -124,6 +116,7 @@ class Salvage:
     timeout: float
     step: int
     starting: float = 0.0
+    begun: bool = False
     died: dict[int, float] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     failures: dict[int, Failure | None] = field(default_factory=dict)
@@ -135,7 +128,7 @@ class Salvage:
         """Until all are done. Raises PartsLost, or the FlipperError that ends the run."""
         at, done = dict(self.connections), False
         heard = time.monotonic()
-        while at:
+        while at and (self.begun or not self.lost):
             ready = wait(list(at.values()), LOOK_SECONDS)
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):
@@ -157,7 +150,7 @@ class Salvage:
     def _take(self, rank: int, message: object, done: bool) -> None:
         match message:
             case dict():
-                self.starting = 0.0
+                self.begun = True
                 self.step = message["step"] if message["event"] == "step" else self.step
                 self.on_event(message)
             case Dying(time=when):
@@ -180,7 +173,7 @@ class Salvage:
         does not end though others have.
         """
         overdue = self.noticed > 0 and time.monotonic() - self.noticed > self.timeout + GRACE_SECONDS
-        timeout = max(self.timeout, self.starting)
+        timeout = self.timeout if self.begun else max(self.timeout, self.starting)
         if not self.noticed and silence < timeout:
             return
         hung = [rank for rank in at if overdue or rank in self.died or is_stopped(self.pids[rank])]

@@ -96,7 +96,7 @@ class FailstopSpec:
             raise UsageError("--recovery sums gradients in rank order, or by mesh:RxC; leave --allreduce native out")
         if self.overlapped and train.inject is not None and train.inject.target != "state":
             raise UsageError("under --recovery only state can be struck, not gradients")
-        check(self.kills, train.parallel.ranks)
+        check(self.kills, train.parallel.ranks, come_back=self.recovery == "restart")
         if not 1 <= self.min_ranks <= train.parallel.ranks:
             raise UsageError(f"--min-ranks {self.min_ranks}: the layout has {train.parallel.ranks} ranks")
         self._check_source()

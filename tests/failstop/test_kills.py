@@ -70,7 +70,7 @@ def test_kills_that_cannot_be_are_told(kills: tuple[str, ...], said: str) -> Non
         ("single", {"recovery": "restart"}, "--recovery needs 2 ranks or more, and single has 1"),
         ("pipeline:2", {}, "works under ddp:N and mpi:N, not under pipeline:2: --recovery restart does"),
         ("ddp:2+pipeline:2", {}, r"not under ddp:2\+pipeline:2"),
-        ("ddp:2", {"recovery": "restart"}, "needs checkpoints to restart from: give --save DIR and --save-every N"),
+        ("ddp:2", {"recovery": "restart"}, "give --save DIR and --save-every N, or --peer-copies N"),
         ("ddp:2", {"recovery": "hope"}, "'hope' is none of restart, rollback, lossy"),
         ("ddp:2", {"world_batch": "half"}, "--world-batch 'half' is none of fixed, per-rank"),
         ("ddp:2", {"min_ranks": 3}, "--min-ranks 3: the layout has 2 ranks"),
@@ -96,3 +96,10 @@ def test_steps_that_are_taken_twice_are_refused() -> None:
 def test_sums_of_the_backends_own_are_refused() -> None:
     with pytest.raises(UsageError, match="sums gradients in rank order"):
         FailstopSpec(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1, allreduce="native"), recovery="lossy")
+
+
+def test_ranks_that_come_back_may_all_die_and_die_again() -> None:
+    kills = [Kill.parse(f"rank:{rank}@step:{step}") for rank, step in ((0, 2), (1, 2), (0, 3))]
+    check(kills, 2, come_back=True)
+    with pytest.raises(UsageError, match="rank 0 is killed twice"):
+        check([*kills, kills[0]], 2, come_back=True)
