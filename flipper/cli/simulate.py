@@ -24,6 +24,14 @@ COLUMNS: Final = (
     "strategy", "failures", "final_loss", "final_accuracy", "accuracy_loss", "compute_seconds", "overhead_seconds",
     "overhead_fraction", "world_size_end", "save_every", "state_digest", "error",
 )  # fmt: skip
+SWEPT: Final = (
+    "kind", "mtbf_seconds", "failures_per_hour", "strategy", "against", "quantity", "runs", "ended_early", "failures",
+    "overhead_fraction", "overhead_fraction_low", "overhead_fraction_high", "accuracy_loss", "accuracy_loss_low",
+    "accuracy_loss_high", "world_size_end", "save_every", "break_even_mtbf_seconds", "break_even_low",
+    "break_even_high", "break_even_failures_per_hour", "verdict",
+)  # fmt: skip
+REPEAT: Final = 5
+"""Seeds of a sweep."""
 
 
 @click.command(short_help="Simulate many workers that die, and what each recovery costs.")
@@ -32,6 +40,9 @@ COLUMNS: Final = (
 @click.option("--steps", type=click.IntRange(1), required=True, metavar="N", help="Steps from the beginning.")
 @click.option("--recovery", default="restart,rollback,lossy", metavar="S[,S...]", help="[default: all three]")
 @click.option("--mtbf", metavar="DURATION", help="Of the whole job: 90s, 15min, 2h, 1.5d of simulated time.")
+@click.option("--sweep-mtbf", metavar="D,D[,D...]", help="Several instead: the trade-off, and where two break even.")
+@click.option("--repeat", type=click.IntRange(1), metavar="N", help="Seeds of a sweep, from --seed on.  [default: 5]")
+@click.option("--report", type=FILE, metavar="FILE", help="Write the sweep as an HTML page, too.")
 @click.option("--shape", type=float, metavar="K", help="Of a Weibull distribution.  [default: 1, exponential]")
 @click.option("--trace", type=CHECKPOINT, metavar="FILE", help="Failures instead: CSV with seconds,worker.")
 @click.option("--costs", type=CHECKPOINT, metavar="FILE", help="What things take (TOML), as --calibrate prints it.")
@@ -53,11 +64,15 @@ def command(
     quiet: bool,
     verbose: bool,
     traceback: bool,
+    sweep_mtbf: str | None,
+    repeat: int | None,
+    report: Path | None,
     **options: Any,
 ) -> None:
     """Train RECIPE on W simulated workers that fail, by each recovery, and print a row for each.
 
-    The gradients are computed faithfully; the time is charged by a cost model.
+    The gradients are computed faithfully; the time is charged by a cost model. --sweep-mtbf compares the recoveries
+    over several failure rates and seeds.
 
     \b
     Example:
@@ -65,10 +80,37 @@ def command(
     """
     from flipper.failstop.simulate import simulate
 
+    if sweep_mtbf is None and (repeat is not None or report is not None):
+        raise UsageError("--repeat and --report are of a sweep: give --sweep-mtbf D,D[,D...], or leave them out")
+    if sweep_mtbf is not None:
+        _sweep(recipe, style, quiet, sweep_mtbf, repeat or REPEAT, report, options)
+        return
     spec = _spec(recipe, quiet, **options)
     with _following(quiet) as follow:
         rows = simulate(spec, follow)
     emit_rows(iter(rows), style, COLUMNS)
+
+
+def _sweep(
+    recipe: str, style: str | None, quiet: bool, durations: str, repeat: int, page: Path | None, options: dict[str, Any]
+) -> None:
+    from flipper.failstop.failures import seconds_of
+    from flipper.failstop.sweep import sweep
+    from flipper.report.trade_off import check_page, write_page
+
+    if options["mtbf"] is not None or options["trace"] is not None:
+        raise UsageError("--sweep-mtbf takes the place of --mtbf and --trace: leave them out")
+    mtbfs = [seconds_of(each, "--sweep-mtbf") for each in durations.split(",")]
+    if page is not None:
+        check_page(page)
+    shape = options["shape"]
+    spec = _spec(recipe, quiet, **{**options, "mtbf": durations.split(",")[0]})
+    with _following(quiet) as follow:
+        found = sweep(spec, mtbfs, repeat, 1.0 if shape is None else shape, follow)
+    emit_rows(iter(found.rows()), style, SWEPT)
+    if page is not None:
+        write_page(found, page)
+        say(f"wrote {page}", quiet)
 
 
 def _spec(

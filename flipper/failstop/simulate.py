@@ -100,24 +100,33 @@ def simulate(spec: SimulationSpec, on_event: Callable[[Event], None] | None = No
     on_event: called with {"event": "simulated", "strategy", "step", "steps"} as it goes on.
     Raises UsageError, CheckpointError, or TrainingError when a step fails.
     """
-    outcomes: dict[str, Outcome] = {}
-    for strategy in (NOBODY, *spec.recoveries):
-        outcome = outcomes[strategy] = Outcome(strategy)
+    clean, *outcomes = (outcome(spec, strategy, on_event) for strategy in (NOBODY, *spec.recoveries))
+    return [each.record(clean) for each in outcomes]
 
-        def hear(event: Event, outcome: Outcome = outcome) -> None:
-            match event["event"]:
-                case "eval":
-                    outcome.loss, outcome.accuracy = event["loss"], event["accuracy"]
-                case "outcome":
-                    for name, value in event["values"].items():
-                        setattr(outcome, name, value)
-            if on_event is not None:
-                on_event(event)
 
-        train = replace(spec.train, parallel=SINGLE)
-        run_ranks(functools.partial(_rank, replace(spec, train=train), strategy), 1, hear, device=train.device,
-                  timeout=train.timeout)  # fmt: skip
-    return [outcomes[recovery].record(outcomes[NOBODY]) for recovery in spec.recoveries]
+def outcome(
+    spec: SimulationSpec, strategy: str, on_event: Callable[[Event], None] | None = None, timed: bool = False
+) -> Outcome:
+    """What one strategy, or NOBODY, comes to; events and errors as above.
+
+    timed: of "restart", only the time is worked out: it ends in the state of the run that nothing happens to.
+    """
+    found = Outcome(strategy)
+
+    def hear(event: Event) -> None:
+        match event["event"]:
+            case "eval":
+                found.loss, found.accuracy = event["loss"], event["accuracy"]
+            case "outcome":
+                for name, value in event["values"].items():
+                    setattr(found, name, value)
+        if on_event is not None:
+            on_event(event)
+
+    train = replace(spec.train, parallel=SINGLE)
+    body = functools.partial(_rank, replace(spec, train=train), strategy, timed)
+    run_ranks(body, 1, hear, device=train.device, timeout=train.timeout)
+    return found
 
 
 def interval(spec: SimulationSpec, length: float) -> int:
@@ -128,7 +137,7 @@ def interval(spec: SimulationSpec, length: float) -> int:
     return max(1, round(young_daly(spec.costs.write, spec.mtbf) / max(length, 1e-9)))
 
 
-def _rank(spec: SimulationSpec, strategy: str, place: Place, emit: Emit) -> None:
+def _rank(spec: SimulationSpec, strategy: str, timed: bool, place: Place, emit: Emit) -> None:
     from flipper.failstop.simulating import simulate_strategy  # imports torch
 
-    simulate_strategy(spec, strategy, place, emit)
+    simulate_strategy(spec, strategy, timed, place, emit)

@@ -18,14 +18,14 @@ TOLD_SECONDS: Final = 0.1
 """Between two words about how far it is."""
 
 
-def simulate_strategy(spec: SimulationSpec, strategy: str, place: Place, emit: Emit) -> None:
-    """Simulate one strategy, or the run that nothing happens to, and emit its outcome."""
+def simulate_strategy(spec: SimulationSpec, strategy: str, timed: bool, place: Place, emit: Emit) -> None:
+    """Simulate one strategy, or the run that nothing happens to, and emit its outcome. timed: see simulate.outcome."""
     run = loop.begin(spec.train, place, emit, batch_size=spec.batch_size)
     if spec.workers > run.recipe.batch_size:
         raise UsageError(f"--workers {spec.workers}: a batch has {run.recipe.batch_size} samples; --batch-size sets it")
     clean = strategy == NOBODY
     rules = Rules("rollback" if clean else strategy, spec.world_batch, spec.world_rate, spec.lost_share)
-    workers = Workers(run, spec.workers, rules, spec.mode == "exact")
+    workers = Workers(run, spec.workers, rules, spec.mode == "exact", timed)
     told = 0.0
 
     def tell(step: int) -> None:
@@ -48,7 +48,8 @@ def simulate_strategy(spec: SimulationSpec, strategy: str, place: Place, emit: E
     error = None
     try:
         simulation.run()
-        run.evaluate()
+        if not timed:
+            run.evaluate()
     except TrainingError as problem:
         error = str(problem)
     values = {
@@ -57,7 +58,7 @@ def simulate_strategy(spec: SimulationSpec, strategy: str, place: Place, emit: E
         "ideal": simulation.ideal,
         "world_size": len(workers.alive),
         "save_every": simulation.save_every,
-        "state_digest": canonical.digest(run.layout.gather()) if error is None else "",
+        "state_digest": canonical.digest(run.layout.gather()) if error is None and not timed else "",
         "error": error,
     }
     emit({"event": "outcome", "values": values})

@@ -8,11 +8,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from flipper.errors import TrainingError
 from flipper.failstop.costs import Costs
 from flipper.failstop.failures import Failure, Failures
 from flipper.failstop.workers import Checkpoint, Death, Workers
+
+
+HOPELESS: Final = 100
+"""Times as long as without failures: a run that is not done then, never will be."""
 
 
 @dataclass
@@ -116,9 +121,17 @@ class Simulation:
             begun = max(failure.time, self.clock)
             while (failure := self._next(begun + back)) is not None:  # while the others come back
                 begun = max(failure.time, begun)
+                self._check_hope(begun)
+            self._check_hope(begun)
             self.clock = begun + back
             self.workers.begin(checkpoint)
             return checkpoint
         self.workers.step()
         self.clock = end
         return self.workers.checkpoint() if saves else checkpoint
+
+    def _check_hope(self, time: float) -> None:
+        """Raise TrainingError where failures come faster than the run gets from one checkpoint to the next."""
+        if time > HOPELESS * max(self.ideal, self.costs.detect + self.costs.respawn + self.costs.read):
+            step = self.workers.run.progress.step
+            raise TrainingError(f"failures come too fast: after {time:.4g} s the run is still at step {step}")

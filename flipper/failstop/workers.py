@@ -41,11 +41,12 @@ class Workers:
     """All workers of a run that a single rank computes.
 
     run: at its first step, of the layout `single`. exact: each worker has its own dropout and buffers, as ranks have;
-    else the gradients of all are computed at once.
+    else the gradients of all are computed at once. timed: nothing is computed at all, but for who lives and how far it
+    is.
     """
 
-    def __init__(self, run: loop.Run, count: int, rules: Rules, exact: bool) -> None:
-        self.run, self.count, self.rules, self.exact = run, count, rules, exact
+    def __init__(self, run: loop.Run, count: int, rules: Rules, exact: bool, timed: bool = False) -> None:
+        self.run, self.count, self.rules, self.exact, self.timed = run, count, rules, exact, timed
         self.module = run.layout.module
         self.buckets = bucketed(self.module.parameters())
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
@@ -61,13 +62,15 @@ class Workers:
         if checkpoint is None:
             self._generators = {worker: _seeded(run, worker) for worker in self.alive} if self.exact else {}
         else:
-            run.layout.load(checkpoint.state)
+            if not self.timed:
+                run.layout.load(checkpoint.state)
             run.progress, self._generators = checkpoint.progress, dict(checkpoint.generators)
         self._buffers = {worker: self._buffers_now() for worker in self.alive} if self.exact else {}
 
     def checkpoint(self) -> Checkpoint:
         """What a checkpoint of this step holds."""
-        return Checkpoint(self.run.layout.gather(), self.run.progress, dict(self._generators))
+        state = {} if self.timed else self.run.layout.gather()
+        return Checkpoint(state, self.run.progress, dict(self._generators))
 
     def step(self, deaths: Sequence[Death] = ()) -> None:
         """One step, in which these workers are lost."""
@@ -77,6 +80,10 @@ class Workers:
         if rules.recovery != "lossy":
             self.alive = [worker for worker in self.alive if worker not in lost]
             deaths = ()
+        if self.timed:
+            self.alive = [worker for worker in self.alive if worker not in lost]
+            run.progress = run.progress.advance(run.batches)
+            return
         begun = run.progress.batch * run.recipe.batch_size
         order = seeds.batch_order(run.progress.seed, run.progress.epoch, len(run.data.train_targets))
         batch = order[begun : begun + run.recipe.batch_size]
