@@ -67,7 +67,7 @@ def break_evens(difference: Difference) -> list[BreakEven]:
     of all rates together, since they share their seeds.
     """
     rows = np.array(difference.rows, dtype=np.float64)
-    endless = np.isinf(rows).any(axis=1)
+    endless = [any(map(math.isinf, row)) for row in difference.rows]
     rows = np.clip(rows.round(12), -ENDLESS, ENDLESS)  # below that it is the rounding of sums of seconds
     logs = np.log(np.array(difference.mtbfs))
     means = _means(rows)
@@ -90,10 +90,12 @@ def break_evens(difference: Difference) -> list[BreakEven]:
 
 def _means(rows: Numbers) -> Numbers:
     """Mean of each row over the seeds of which something is known; NaN where of none is."""
-    known = ~np.isnan(rows)
-    sums, counts = np.where(known, rows, 0.0).sum(axis=-1), known.sum(axis=-1)
-    means: Numbers = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return means
+    return np.array([_mean(row) for row in rows])
+
+
+def _mean(row: Numbers) -> float:
+    known = row[~np.isnan(row)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _crossings(means: Numbers) -> list[tuple[int, int]]:
@@ -108,9 +110,7 @@ def _between(means: Numbers, logs: Numbers, left: int, right: int) -> float:
     return float(logs[left] + share * (logs[right] - logs[left]))
 
 
-def _interval(
-    difference: Difference, rows: Numbers, logs: Numbers, sign: float
-) -> tuple[float | None, float | None]:
+def _interval(difference: Difference, rows: Numbers, logs: Numbers, sign: float) -> tuple[float | None, float | None]:
     """Of the one crossing. sign: of the mean below it; a resample without a crossing has it beyond an end."""
     seeds = rows.shape[1]
     if seeds < 2:
@@ -137,8 +137,10 @@ def _constant(difference: Difference, rows: Numbers, means: Numbers) -> str:
         return "no difference at any MTBF of the sweep"
     less, more = (difference.one, difference.other) if told[0] < 0 else (difference.other, difference.one)
     apart = sum(_told_apart(row[~np.isnan(row)]) for row in rows)
-    where = f"at {apart} of {len(rows)} MTBFs" if rows.shape[1] > 1 else "by one seed only"
-    return f"no break-even: {less} has no more than {more} at every MTBF of the sweep (told apart {where})"
+    if rows.shape[1] > 1 and not apart:
+        return "no break-even: not told apart at any MTBF of the sweep"
+    where = f"told apart at {apart} of {len(rows)}" if rows.shape[1] > 1 else "by one seed only"
+    return f"no break-even: {less} has no more than {more} at every MTBF of the sweep ({where})"
 
 
 def _told_apart(values: Numbers) -> bool:

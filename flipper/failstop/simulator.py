@@ -15,7 +15,6 @@ from flipper.failstop.costs import Costs
 from flipper.failstop.failures import Failure, Failures
 from flipper.failstop.workers import Checkpoint, Death, Workers
 
-
 HOPELESS: Final = 100
 """Times as long as without failures: a run that is not done then, never will be."""
 

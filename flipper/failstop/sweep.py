@@ -107,10 +107,10 @@ def sweep(
     spec: SimulationSpec, mtbfs: Sequence[float], repeat: int, shape: float = 1.0,
     on_event: Callable[[Event], None] | None = None,
 ) -> Sweep:  # fmt: skip
-    """Simulate each strategy at each mean time between failures (seconds), with `repeat` seeds, which follow the spec's.
+    """Simulate each strategy at each mean time between failures (seconds), with `repeat` seeds from the spec's on.
 
-    A seed is that of the training and of the failures; all strategies meet the same ones, and a run is compared with the
-    one of its seed that nothing happens to. spec.failures and spec.mtbf are not looked at. Raises as simulate.
+    A seed is that of the training and of the failures; all strategies meet the same ones, and a run is compared with
+    the one of its seed that nothing happens to. spec.failures and spec.mtbf are not looked at. Raises as simulate.
     """
     if len(set(mtbfs)) < 2:
         raise UsageError("--sweep-mtbf needs two durations or more, as 2s,10s,1min")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from flipper.errors import UsageError
 from flipper.failstop.buckets import bucketed
+from flipper.failstop.norms import NORMS, WorkerNorms
 from flipper.training import canonical, loop, seeds
 from flipper.training.recipes.parts import loss_of
 
@@ -50,8 +51,11 @@ class Workers:
         self.module = run.layout.module
         self.buckets = bucketed(self.module.parameters())
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
-        if not exact and (held := _normalised(self.module)):
-            raise UsageError(f"--mode batched can't hold {held}'s statistics of each worker; use --mode exact")
+        if not exact and (held := _unknown_norm(self.module)):
+            raise UsageError(
+                f"--mode batched knows the statistics of each worker for BatchNorm1d, 2d and 3d, not for {held}: use "
+                "--mode exact"
+            )
         self._known: tuple[Any, dict[int, range]] = (None, {})
         self.begin(None)
 
@@ -59,6 +63,7 @@ class Workers:
         """All workers, at the run's first step or at a checkpoint."""
         run = self.run
         self.alive = list(range(self.count))
+        self._norms = WorkerNorms(self.module)
         if checkpoint is None:
             self._generators = {worker: _seeded(run, worker) for worker in self.alive} if self.exact else {}
         else:
@@ -94,8 +99,10 @@ class Workers:
             parameter.grad = gradient
         self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
         self.alive = [worker for worker in self.alive if worker not in lost]
-        if self._buffers:
+        if self.exact:
             self._restore(self._buffers[self.alive[0]])
+        else:
+            self._norms.take(self.alive[0])
         run.progress = run.progress.advance(run.batches)
 
     def _places(self, size: int) -> dict[int, range]:
@@ -165,13 +172,17 @@ class Workers:
         """The same sums as the gradient of the mean over all samples of those that live; a pass for each such group."""
         sums: dict[nn.Parameter, Tensor] = {}
         total = sum(map(len, places.values()))
+        self._norms.take(self.alive[0])  # who is first may have changed
+        start = self._buffers_now()
         for group in dict.fromkeys(map(tuple, members)):
             if sum(len(places[worker]) for worker in group) == len(batch):
                 samples = batch
             else:
                 samples = torch.cat([batch[places[worker].start : places[worker].stop] for worker in group])
             numbers = [number for number, each in enumerate(members) if tuple(each) == group]
-            self.backward(samples, len(samples) / total * scales[numbers[0]])
+            self._restore(start)  # each pass moves them on
+            with self._norms.of(group, [len(places[worker]) for worker in group]):
+                self.backward(samples, len(samples) / total * scales[numbers[0]])
             for number in numbers:
                 sums.update({each: each.grad for each in self.buckets[number] if each.grad is not None})
         return sums
@@ -225,7 +236,8 @@ def _seeded(run: loop.Run, worker: int) -> Tensor:
     return torch.get_rng_state()
 
 
-def _normalised(module: nn.Module) -> str:
-    """The first module whose training statistics are those of a worker's batch; "" without one."""
+def _unknown_norm(module: nn.Module) -> str:
+    """The first module whose training statistics are those of a worker's batch, and that norms.py doesn't know."""
     kind = torch.nn.modules.batchnorm._BatchNorm
-    return next((type(each).__name__ for each in module.modules() if isinstance(each, kind)), "")
+    found = (each for each in module.modules() if isinstance(each, kind) and type(each) not in NORMS)
+    return next((type(each).__name__ for each in found), "")

@@ -30,8 +30,9 @@ OPTIONS = {
     + OUTPUT,
     "convert": f"-o --output --to --drop-unsupported --force {OUTPUT}",
     "size": f"--population --margin --confidence --strata --proportion --trials {OUTPUT}",
-    "simulate": "--workers --steps --recovery --mtbf --shape --trace --costs --calibrate --mode --batch-size "
-    f"--save-every --min-ranks --world-batch --world-rate --lost-share --resume --data-dir --seed {OUTPUT}",
+    "simulate": "--workers --steps --recovery --mtbf --sweep-mtbf --repeat --report --shape --trace --costs "
+    "--calibrate --mode --batch-size --save-every --min-ranks --world-batch --world-rate --lost-share --resume "
+    f"--data-dir --seed {OUTPUT}",
     "completion": "-q --quiet -v --verbose --traceback",
 }
 """Renaming one of these breaks scripts: it is a decision, and this is where it is written down."""

@@ -148,9 +148,44 @@ def test_batched_workers_come_to_nearly_the_same(recovery: str) -> None:
     assert rows["batched"]["world_size_end"] == 6
 
 
-def test_batched_workers_have_no_statistics_of_their_own() -> None:
-    with pytest.raises(UsageError, match="--mode batched can't hold BatchNorm2d's statistics of each worker"):
-        simulated("digits-cnn", 4, [], "lossy", mode="batched")
+NORMED = """
+from dataclasses import replace
+from torch import nn
+from flipper.training import recipes
+
+class Own(nn.BatchNorm1d):
+    pass
+
+def model(norm):
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6, momentum=None), nn.ReLU(), nn.Flatten(),
+        nn.Linear(216, 16), norm(16, affine=False), nn.ReLU(), nn.Linear(16, 10),
+    )
+
+mlp = recipes.get("digits-mlp")
+normed = replace(mlp, name="normed", model=lambda: model(nn.BatchNorm1d), cuts=(), tensor_plan={})
+own = replace(mlp, name="own", model=lambda: model(Own), cuts=(), tensor_plan={})
+"""
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy", "restart"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_batched_workers_have_batch_norm_statistics_of_their_own(recovery: str, first: int, tmp_path: Path) -> None:
+    """Running ones, too, which are those of the first that lives; shares of 64 samples among 7 are not all the same."""
+    (tmp_path / "normed.py").write_text(NORMED)
+    failures = [Failure(3.5, first), Failure(6.2, 5)]
+    rows = {
+        mode: simulated(f"{tmp_path / 'normed.py'}:normed", 7, failures, recovery, steps=20, mode=mode, save_every=3)
+        for mode in ("exact", "batched")
+    }
+    assert rows["batched"]["final_loss"] == pytest.approx(rows["exact"]["final_loss"], rel=1e-4)
+    assert rows["batched"]["final_accuracy"] == pytest.approx(rows["exact"]["final_accuracy"], abs=0.01)
+
+
+def test_batched_workers_have_no_statistics_of_a_norm_that_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "normed.py").write_text(NORMED)
+    with pytest.raises(UsageError, match="knows the statistics of each worker for BatchNorm1d, 2d and 3d, not for Own"):
+        simulated(f"{tmp_path / 'normed.py'}:own", 4, [], "lossy", mode="batched")
 
 
 def test_more_workers_than_samples_are_told() -> None:
