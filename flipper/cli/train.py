@@ -28,6 +28,14 @@ DEATHS: Final = ("recovery", "min_ranks", "peer_copies", "peer_every", "world_ba
 """Options on ranks that die: fields of FailstopSpec."""
 
 
+AUTO: Final = "auto"
+
+
+def _steps(context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
+    """A number of steps, or `auto`."""
+    return value if value in (None, AUTO) else click.IntRange(1)(value, option, context)
+
+
 @click.command(short_help="Train a recipe, or resume it, in one parallel layout.")
 @click.argument("recipe", required=False)
 @click.option(
@@ -42,7 +50,8 @@ DEATHS: Final = ("recovery", "min_ranks", "peer_copies", "peer_every", "world_ba
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where ranks compute.")
 @click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Go on from there, to the same total.")
 @click.option("--save", type=FILE, metavar="DIR", help="Write a checkpoint at the end to this folder.")
-@click.option("--save-every", type=click.IntRange(1), metavar="N", help="Also every N steps.")
+@click.option("--save-every", callback=_steps, metavar="N|auto", help="Also every N steps; auto: as --mtbf makes best.")
+@click.option("--mtbf", metavar="DURATION", help="Between failures of the job: 90s, 15min, 2h, 1.5d.")
 @click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch or hdf5.")
 @click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
 @click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
@@ -108,7 +117,8 @@ def _spec(
     recipe: str,
     quiet: bool,
     parallel: str,
-    save_every: int | None,
+    save_every: int | str | None,
+    mtbf: str | None,
     probe_every: int | None,
     inject: Path | None,
     **given: Any,
@@ -125,7 +135,10 @@ def _spec(
         raise UsageError("--reach says which copies --inject strikes: give both")
     faults = None if inject is None else read_faults(inject)
     layout = Parallel.parse(parallel)
-    spec = TrainSpec(recipe, layout, save_every=save_every or 0, probe_every=probe_every or 0, inject=faults, **given)
+    every, seconds = _interval(save_every, mtbf)
+    spec = TrainSpec(
+        recipe, layout, save_every=every, mtbf=seconds, probe_every=probe_every or 0, inject=faults, **given
+    )
     if drawn:
         say(f"seed {spec.seed}", quiet)
     if (mesh := spec.summing.mesh) is not None:
@@ -135,6 +148,15 @@ def _spec(
         warning = "with --allreduce native on more than 2 ranks a resumed run is not exact: sums depend on buckets"
         say(f"warning: {warning}", quiet)
     return spec
+
+
+def _interval(save_every: int | str | None, mtbf: str | None) -> tuple[int, float | None]:
+    """Steps between checkpoints, 0 for none, and the seconds between failures that they are to be worked out from."""
+    from flipper.failstop.failures import seconds_of
+
+    if (save_every == AUTO) != (mtbf is not None):
+        raise UsageError("--save-every auto works the interval out from --mtbf DURATION: give both")
+    return int(save_every or 0) if save_every != AUTO else 0, None if mtbf is None else seconds_of(mtbf, "--mtbf")
 
 
 def _failstop(

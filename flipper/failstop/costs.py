@@ -71,8 +71,3 @@ class Costs:
             there = compute * (1 / 3 + 2 / 3 * passed / sum(sizes))
             ends.append(max(there, ends[-1] if ends else 0.0) + self.allreduce(size, workers))
         return ends
-
-
-def young_daly(write: float, mtbf: float) -> float:
-    """Seconds between checkpoints that waste least, to first order: sqrt(2 write mtbf) (Young 1974, Daly 2006)."""
-    return math.sqrt(2 * write * mtbf)

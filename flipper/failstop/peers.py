@@ -156,5 +156,5 @@ def take_up(run: Run, copy: Copy) -> None:
         state = load(file.read(copy.length))
     layout = run.layout
     layout.load(state, own=True)
-    run.progress = Progress.from_state(state, run.batches)
+    run.start_at(Progress.from_state(state, run.batches))
     seeds.reinstate(state, layout.grid.rank, str(layout.grid.parallel), layout.grid.device)

@@ -126,7 +126,7 @@ class FailstopSpec:
     @property
     def checkpointed(self) -> bool:
         """Whether the run writes checkpoints before its end."""
-        return self.train.save is not None and self.train.save_every > 0
+        return self.train.save is not None and (self.train.save_every > 0 or self.train.mtbf is not None)
 
     @property
     def overlapped(self) -> bool:

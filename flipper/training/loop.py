@@ -21,6 +21,7 @@ from flipper.training.canonical import State
 from flipper.training.detectors import Detectors, replayed_step
 from flipper.training.faults_file import LiveFaults
 from flipper.training.fingerprint import fingerprint
+from flipper.training.interval import Interval
 from flipper.training.progress import Progress
 from flipper.training.ranks import Emit, Place, one_line
 from flipper.training.reach import Reach
@@ -106,7 +107,9 @@ def begin(
     if spec.at is not None and not progress.step <= spec.at < total:
         raise UsageError(f"--at {spec.at}: this run can be struck after the steps {progress.step} to {total - 1}")
     detectors = Detectors((*ALWAYS, *spec.detect), layout)
-    return Run(spec, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
+    run = Run(spec, emit, recipe, data, model, batches, total, layout, detectors, progress, spec.inject)
+    run.start_at(progress)
+    return run
 
 
 def _refuse_nondeterminism(recipe: Recipe) -> None:
@@ -139,8 +142,14 @@ class Run:
     stopped: str | None = None
     last: parallel.StepResult | None = None
     replayed: int | None = None
+    interval: Interval | None = None
     overwrites: bool = False
     """Whether a checkpoint that is there takes the new one's place: a run whose ranks die does steps again."""
+
+    def start_at(self, progress: Progress) -> None:
+        """Have the next step be the run's first."""
+        self.progress = progress
+        self.interval = None if self.spec.mtbf is None else Interval(self.spec.mtbf, progress.step)
 
     def emit(self, event: str, **values: object) -> None:
         """Tell the launching process, if this is rank 0."""
@@ -173,6 +182,8 @@ class Run:
             raise TrainingError(one_line(error, f"in step {self.progress.step + 1}")) from error
         epoch = self.progress.epoch
         self.progress = self.progress.advance(self.batches)
+        if self.interval is not None:
+            self.interval.note(time.monotonic() - began)
         self.emit(
             "step",
             step=self.progress.step,
@@ -269,7 +280,16 @@ class Run:
         if self._evaluates_at(step):
             self.evaluate()
         if self._saves_at(step):
+            began = time.monotonic()
             self.save()
+            if self.interval is not None and step == self.interval.first:
+                self._choose(self.interval, time.monotonic() - began)
+
+    def _choose(self, interval: Interval, save_seconds: float) -> None:
+        """Have checkpoints be as far apart as the first rank finds right."""
+        chosen = self.layout.grid.everyone(interval.chosen(save_seconds))[0]
+        interval.every = int(chosen["save_every"])
+        self.emit("interval", step=self.progress.step, **chosen)
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.spec.evaluate_every
@@ -378,12 +398,13 @@ class Run:
             number = path.stem.removeprefix("step-")
             step = int(number) if number.isascii() and number.isdigit() else 0
             ahead = self.progress.step < step or step == self.total
-            if ahead and self._saves_at(step) and path == self._path(step):
+            if ahead and (self.interval is not None or self._saves_at(step)) and path == self._path(step):
                 raise OutputError(saving.exists(path))
 
     def _saves_at(self, step: int) -> bool:
         every, epoch = self.spec.save_every, self.spec.save_epoch
         due = step == self.total or (every > 0 and step % every == 0) or (epoch and step == epoch * self.batches)
+        due = due or (self.interval is not None and self.interval.due(step))
         return self.spec.save is not None and bool(due)
 
     def _path(self, step: int) -> Path:

@@ -33,6 +33,7 @@ class TrainResult:
     replicas_differ_step: int | None = None
     replicas_heal_step: int | None = None
     files: list[str] = field(default_factory=list)
+    interval: dict[str, float] | None = None
 
     def note(self, event: Event) -> None:
         """Take in one event of the run."""
@@ -47,6 +48,8 @@ class TrainResult:
                 self.detected.append({key: event[key] for key in ("detector", "step", "rank")})
             case "replicas":
                 self._compare(event["step"], event["equal"])
+            case "interval":
+                self.interval = {name: value for name, value in event.items() if name not in ("event", "step")}
             case "saved":
                 self.files.append(event["path"])
             case "end":
@@ -79,6 +82,7 @@ class TrainResult:
             "replicas_differ_step": self.replicas_differ_step,
             "replicas_heal_step": self.replicas_heal_step,
             "files": self.files,
+            **({} if self.interval is None else {"interval": self.interval}),
         }
 
 

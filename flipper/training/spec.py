@@ -55,7 +55,8 @@ class TrainSpec:
     steps, epochs: where it ends, counted from the beginning of training; without either the recipe's own epochs.
     seed: of initialisation, data order and dropout; None takes the resumed checkpoint's.
     save: folder for checkpoints, one at the end and one every `save_every` steps (0: only at the end), and one at the
-    end of epoch `save_epoch`.
+    end of epoch `save_epoch`. mtbf: seconds between failures of the job, instead of save_every: the interval is worked
+    out from it, and from what steps and a save take.
     timeout: seconds after which a rank that waits for another one gives up.
     data_dir: where recipes find data that isn't installed with a package.
     allreduce: "ordered" sums gradients in rank order, "native" as the backend does, "mesh:RxC" by a schedule that goes
@@ -76,6 +77,7 @@ class TrainSpec:
     resume: Path | None = None
     save: Path | None = None
     save_every: int = 0
+    mtbf: float | None = None
     checkpoint_format: str = "safetensors"
     timeout: float = 300.0
     data_dir: Path | None = None
@@ -101,8 +103,10 @@ class TrainSpec:
             raise UsageError("a run that doesn't resume needs a seed")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"the seed must be 0 to 2**64 - 1, not {self.seed}")
-        if self.save_every and self.save is None:
+        if (self.save_every or self.mtbf is not None) and self.save is None:
             raise UsageError("--save-every needs --save DIR")
+        if self.mtbf is not None and (self.save_every or not 0 < self.mtbf < float("inf")):
+            raise UsageError("the interval between checkpoints is given, or worked out from a time above 0: not both")
         if (self.inject is None) != (self.at is None):
             raise UsageError("--inject and --at go together: the faults, and the step after which they strike")
         if not 0 < self.timeout <= LONGEST_TIMEOUT:  # nor NaN
