@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
 from flipper.failstop.coordinator import Coordinator, RankLost
@@ -19,6 +19,9 @@ from flipper.training.launch import started
 from flipper.training.ranks import Failure, Place, outer_rank
 from flipper.training.run import TrainResult, nothing_unfinished
 from flipper.training.spec import Event
+
+MOST_FRUITLESS: Final = 5
+"""Launches in a row whose ranks die before they have made a step: that is no accident any more."""
 
 
 @dataclass
@@ -83,7 +86,7 @@ class _Launches:
 
     lost: when the loss was noticed that the run is being restarted from. step, saved: the last one that was begun or
     told of, and that of the last checkpoint. stepped: whether this launch has made a step. boxes: where ranks hand over
-    copies, those of the last launch and of this one.
+    copies, those of the last launch and of this one. fruitless: launches in a row that ended before their first step.
     """
 
     job: FailstopSpec
@@ -95,6 +98,7 @@ class _Launches:
     saved: int = -1
     stepped: bool = False
     boxes: list[Boxes] = field(default_factory=list)
+    fruitless: int = 0
 
     def until_done(self) -> None:
         try:
@@ -108,6 +112,11 @@ class _Launches:
                     return
                 except RankLost as death:
                     self._tell(death)
+                    self.fruitless = 0 if self.stepped else self.fruitless + 1
+                    if self.fruitless == MOST_FRUITLESS:
+                        ranks = ", ".join(map(str, sorted(death.died)))
+                        raise TrainingError(f"rank {ranks} died, before the first step like those before it: given up"
+                                            ) from None  # fmt: skip
                     self.job = self._restarted(death)
         finally:
             self._keep_boxes(0)
@@ -127,7 +136,7 @@ class _Launches:
         with started(
             body, train.parallel.ranks, device=train.device, timeout=train.timeout, verbose=self.verbose
         ) as ranks:
-            if job.peer_copies:
+            if job.peer_copies or (job.recovery == "restart" and not job.overlapped):
                 pids = {rank: process.pid for rank, process in enumerate(ranks.processes)}
                 self._salvaging(dict(enumerate(ranks.connections)), pids, ranks.cause)
             else:
@@ -140,8 +149,9 @@ class _Launches:
         cause: Callable[[dict[int, Failure | None]], FlipperError],
         starting: float = 0.0,
     ) -> None:
-        """Follow ranks that keep copies for each other. starting: seconds that they may take to begin, at least."""
-        Salvage(pipes, pids, cause, self._hear, self.job.train.timeout, self.step, starting).follow()
+        """Follow ranks that are all started anew. starting: seconds that they may take to begin, at least."""
+        copied = self.job.peer_copies > 0
+        Salvage(pipes, pids, cause, self._hear, self.job.train.timeout, self.step, copied, starting).follow()
 
     def _hear(self, event: Event) -> None:
         match event["event"]:

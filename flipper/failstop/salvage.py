@@ -101,12 +101,13 @@ def _listed(ranks: Iterable[int]) -> str:
 
 @dataclass
 class Salvage:
-    """Follows ranks that keep copies for each other, and when one is lost, until all others have handed theirs over.
+    """Follows ranks that all start anew when one is lost, but for what the others are to hand over.
 
     connections: rank -> its pipe; pids: its process. cause: makes one error of how ranks failed. timeout: seconds that
-    a rank waits for another. died: when each lost one died. failures: of those that ended with an error, which under a
-    loss all do. noticed: when the first of either was; 0 when all is well. starting: seconds that ranks may be silent
-    before they have said a word; begun: whether one has, and not before that do they hold copies.
+    a rank waits for another. copied: whether ranks keep copies for each other, and hand them over. starting: seconds
+    that they may be silent at first; begun: whether one has said a word, and none holds copies before. died: when each
+    lost one died. failures: of those that ended with an error, which under a loss all do. noticed: when the first of either
+    was; 0 when all is well.
     """
 
     connections: Mapping[int, Connection]
@@ -115,6 +116,7 @@ class Salvage:
     on_event: Callable[[Event], None]
     timeout: float
     step: int
+    copied: bool = True
     starting: float = 0.0
     begun: bool = False
     died: dict[int, float] = field(default_factory=dict)
@@ -128,7 +130,7 @@ class Salvage:
         """Until all are done. Raises PartsLost, or the FlipperError that ends the run."""
         at, done = dict(self.connections), False
         heard = time.monotonic()
-        while at and (self.begun or not self.lost):
+        while at and not (self.lost and not (self.copied and self.begun)):
             ready = wait(list(at.values()), LOOK_SECONDS)
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):

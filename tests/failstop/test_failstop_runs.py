@@ -167,6 +167,16 @@ def test_a_rank_that_hangs_is_noticed_after_the_timeout_and_killed(recovery: str
         assert same(weights(tmp_path, 12), trained(3, 12, (Death(1, 6, 1),), recovery))
 
 
+@pytest.mark.parametrize("layout", ["fsdp:2", "pipeline:2"])
+def test_a_rank_that_hangs_with_a_part_of_the_model_is_killed_and_restarted(layout: str, tmp_path: Path) -> None:
+    parallel = Parallel.parse(layout)
+    whole = train(TrainSpec("digits-mlp", parallel, steps=8, seed=1))
+    spec = TrainSpec("digits-mlp", parallel, steps=8, seed=1, save=tmp_path, save_every=3, timeout=2.0)
+    result = train_through(FailstopSpec(spec, (Kill.parse("rank:1@step:6,signal:STOP"),), "restart"))
+    assert [lost["rank"] for lost in result.lost] == [1]
+    assert (result.state_digest, result.resume_digest) == (whole.state_digest, whole.resume_digest)
+
+
 def test_too_few_survivors_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"2 of 4 ranks are left: fewer than --min-ranks 3"):
         run(4, ("rank:1@step:3", "rank:2@step:5"), "lossy", tmp_path, min_ranks=3)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,31 @@ def test_an_error_in_a_rank_is_no_death(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no room for activations"):
         run("pipeline:2", (), recipe=f"{tmp_path / 'failing.py'}:cnn", events=events)
     assert sources(events) == []
+
+
+ALWAYS_DIES = """
+announce = loop.Run.announce
+
+def announcing(self):
+    if self.layout.grid.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    announce(self)
+
+loop.Run.announce = announcing
+"""
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_run_that_never_makes_a_step_is_given_up(saving: bool, tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(RECIPE + ALWAYS_DIES)
+    spec = TrainSpec(f"{tmp_path / 'dying.py'}:cnn", Parallel.parse("pipeline:2"), steps=8, seed=1)
+    if saving:
+        spec = replace(spec, save=tmp_path / "saved", save_every=2)
+    job = FailstopSpec(spec, recovery="restart", peer_copies=0 if saving else 1)
+    events: list[Event] = []
+    with pytest.raises(TrainingError, match="rank 1 died, before the first step like those before it: given up"):
+        train_through(job, events.append)
+    assert [event["event"] for event in events].count("rank-lost") == 5
 
 
 def ranks_of_this_process() -> list[int]:
