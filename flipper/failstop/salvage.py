@@ -106,8 +106,8 @@ class Salvage:
     connections: rank -> its pipe; pids: its process. cause: makes one error of how ranks failed. timeout: seconds that
     a rank waits for another. copied: whether ranks keep copies for each other, and hand them over. starting: seconds
     that they may be silent at first; begun: whether one has said a word, and none holds copies before. died: when each
-    lost one died. failures: of those that ended with an error, which under a loss all do. noticed: when the first of either
-    was; 0 when all is well.
+    lost one died. failures: of those that ended with an error, which under a loss all do. noticed: when the first of
+    either was; 0 when all is well.
     """
 
     connections: Mapping[int, Connection]
