@@ -18,6 +18,8 @@ from flipper.training.ranks import Emit, Place
 from flipper.training.spec import Event, TrainSpec
 
 MODES: Final = ("exact", "batched")
+ROUNDING: Final = 1e-9
+"""Seconds: what sums of the parts of steps differ by from a product."""
 NOBODY: Final = "none"
 """The strategy of the run that nothing happens to."""
 
@@ -79,6 +81,8 @@ class Outcome:
         """The row that `flipper simulate` prints. clean: of the run that nothing happened to."""
         lost = None if self.accuracy is None or clean.accuracy is None else clean.accuracy - self.accuracy
         overhead = self.clock - self.ideal
+        if abs(overhead) < ROUNDING:
+            overhead = 0.0
         return {
             "strategy": self.strategy,
             "failures": self.failures,
