@@ -25,13 +25,14 @@ COLUMNS: Final = (
     "overhead_fraction", "world_size_end", "save_every", "state_digest", "error",
 )  # fmt: skip
 SWEPT: Final = (
-    "kind", "mtbf_seconds", "failures_per_hour", "strategy", "against", "quantity", "runs", "ended_early", "failures",
-    "overhead_fraction", "overhead_fraction_low", "overhead_fraction_high", "accuracy_loss", "accuracy_loss_low",
-    "accuracy_loss_high", "world_size_end", "save_every", "break_even_mtbf_seconds", "break_even_low",
+    "kind", "mtbf_seconds", "failures_per_hour", "strategy", "against", "quantity", "draws", "ended_early", "failures",
+    "runs", "overhead_fraction", "overhead_fraction_low", "overhead_fraction_high", "accuracy_loss",
+    "accuracy_loss_low", "accuracy_loss_high", "world_size_end", "save_every", "break_even_mtbf_seconds", "break_even_low",
     "break_even_high", "break_even_failures_per_hour", "verdict",
 )  # fmt: skip
 REPEAT: Final = 5
-"""Seeds of a sweep."""
+DRAWS: Final = 100
+"""Seeds of a sweep: of runs that are computed, and of those that are only timed."""
 
 
 @click.command(short_help="Simulate many workers that die, and what each recovery costs.")
@@ -42,6 +43,7 @@ REPEAT: Final = 5
 @click.option("--mtbf", metavar="DURATION", help="Of the whole job: 90s, 15min, 2h, 1.5d of simulated time.")
 @click.option("--sweep-mtbf", metavar="D,D[,D...]", help="Several instead: the trade-off, and where two break even.")
 @click.option("--repeat", type=click.IntRange(1), metavar="N", help="Seeds of a sweep, from --seed on.  [default: 5]")
+@click.option("--draws", type=click.IntRange(1), metavar="N", help="Seeds that only time is taken of.  [default: 100]")
 @click.option("--report", type=FILE, metavar="FILE", help="Write the sweep as an HTML page, too.")
 @click.option("--shape", type=float, metavar="K", help="Of a Weibull distribution.  [default: 1, exponential]")
 @click.option("--trace", type=CHECKPOINT, metavar="FILE", help="Failures instead: CSV with seconds,worker.")
@@ -66,6 +68,7 @@ def command(
     traceback: bool,
     sweep_mtbf: str | None,
     repeat: int | None,
+    draws: int | None,
     report: Path | None,
     **options: Any,
 ) -> None:
@@ -80,10 +83,10 @@ def command(
     """
     from flipper.failstop.simulate import simulate
 
-    if sweep_mtbf is None and (repeat is not None or report is not None):
-        raise UsageError("--repeat and --report are of a sweep: give --sweep-mtbf D,D[,D...], or leave them out")
+    if sweep_mtbf is None and (repeat, draws, report) != (None, None, None):
+        raise UsageError("--repeat, --draws and --report are of a sweep: give --sweep-mtbf D,D[,D...]")
     if sweep_mtbf is not None:
-        _sweep(recipe, style, quiet, sweep_mtbf, repeat or REPEAT, report, options)
+        _sweep(recipe, style, quiet, sweep_mtbf, (repeat or REPEAT, draws or DRAWS), report, options)
         return
     spec = _spec(recipe, quiet, **options)
     with _following(quiet) as follow:
@@ -92,8 +95,9 @@ def command(
 
 
 def _sweep(
-    recipe: str, style: str | None, quiet: bool, durations: str, repeat: int, page: Path | None, options: dict[str, Any]
-) -> None:
+    recipe: str, style: str | None, quiet: bool, durations: str, seeds: tuple[int, int], page: Path | None,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
     from flipper.failstop.failures import seconds_of
     from flipper.failstop.sweep import sweep
     from flipper.report.trade_off import check_page, write_page
@@ -106,7 +110,7 @@ def _sweep(
     shape = options["shape"]
     spec = _spec(recipe, quiet, **{**options, "mtbf": durations.split(",")[0]})
     with _following(quiet) as follow:
-        found = sweep(spec, mtbfs, repeat, 1.0 if shape is None else shape, follow)
+        found = sweep(spec, mtbfs, *seeds, 1.0 if shape is None else shape, follow)
     emit_rows(iter(found.rows()), style, SWEPT)
     if page is not None:
         write_page(found, page)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -62,6 +62,14 @@ class SimulationSpec:
             raise UsageError("restart from a trace of failures: say by --save-every how often a checkpoint is written")
 
 
+@dataclass(frozen=True)
+class Case:
+    """Failures, and the mean seconds between them."""
+
+    mtbf: float
+    failures: Failures
+
+
 @dataclass
 class Outcome:
     """What one strategy came to. error: why it ended before its last step, if it did; seconds of simulated time."""
@@ -109,13 +117,8 @@ def simulate(spec: SimulationSpec, on_event: Callable[[Event], None] | None = No
     return [each.record(clean) for each in outcomes]
 
 
-def outcome(
-    spec: SimulationSpec, strategy: str, on_event: Callable[[Event], None] | None = None, timed: bool = False
-) -> Outcome:
-    """What one strategy, or NOBODY, comes to; events and errors as above.
-
-    timed: of "restart", only the time is worked out: it ends in the state of the run that nothing happens to.
-    """
+def outcome(spec: SimulationSpec, strategy: str, on_event: Callable[[Event], None] | None = None) -> Outcome:
+    """What one strategy, or NOBODY, comes to; events and errors as above."""
     found = Outcome(strategy)
 
     def hear(event: Event) -> None:
@@ -129,7 +132,28 @@ def outcome(
             on_event(event)
 
     train = replace(spec.train, parallel=SINGLE)
-    body = functools.partial(_rank, replace(spec, train=train), strategy, timed)
+    body = functools.partial(_rank, replace(spec, train=train), strategy)
+    run_ranks(body, 1, hear, device=train.device, timeout=train.timeout)
+    return found
+
+
+def timings(
+    spec: SimulationSpec, strategy: str, cases: Sequence[Case], on_event: Callable[[Event], None] | None = None
+) -> list[Outcome]:
+    """What one strategy takes under each of these failures, in one process; no state is computed, nor told.
+
+    spec.failures and spec.mtbf are not looked at. Raises as simulate.
+    """
+    found: list[Outcome] = []
+
+    def hear(event: Event) -> None:
+        if event["event"] == "outcome":
+            found.append(Outcome(strategy, **event["values"]))
+        elif on_event is not None:
+            on_event(event)
+
+    train = replace(spec.train, parallel=SINGLE)
+    body = functools.partial(_timing_rank, replace(spec, train=train), strategy, tuple(cases))
     run_ranks(body, 1, hear, device=train.device, timeout=train.timeout)
     return found
 
@@ -142,7 +166,13 @@ def interval(spec: SimulationSpec, length: float) -> int:
     return max(1, round(young_daly(spec.costs.write, spec.mtbf) / max(length, 1e-9)))
 
 
-def _rank(spec: SimulationSpec, strategy: str, timed: bool, place: Place, emit: Emit) -> None:
+def _rank(spec: SimulationSpec, strategy: str, place: Place, emit: Emit) -> None:
     from flipper.failstop.simulating import simulate_strategy  # imports torch
 
-    simulate_strategy(spec, strategy, timed, place, emit)
+    simulate_strategy(spec, strategy, place, emit)
+
+
+def _timing_rank(spec: SimulationSpec, strategy: str, cases: Sequence[Case], place: Place, emit: Emit) -> None:
+    from flipper.failstop.simulating import time_strategy  # imports torch
+
+    time_strategy(spec, strategy, cases, place, emit)

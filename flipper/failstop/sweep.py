@@ -11,7 +11,7 @@ from typing import Any, Final
 from flipper.errors import UsageError
 from flipper.failstop.break_even import Difference, break_evens
 from flipper.failstop.failures import Drawn
-from flipper.failstop.simulate import NOBODY, Outcome, SimulationSpec, outcome
+from flipper.failstop.simulate import NOBODY, Case, Outcome, SimulationSpec, outcome, timings
 from flipper.statistics.between import OverSeeds, over_seeds
 from flipper.training.spec import Event
 
@@ -23,16 +23,22 @@ QUANTITIES: Final = ("overhead_fraction", "accuracy_loss")
 
 @dataclass(frozen=True)
 class Point:
-    """One strategy at one failure rate: a record of every seed, as `flipper simulate` prints it."""
+    """One strategy at one failure rate, by records as `flipper simulate` prints them, of one seed each.
+
+    records: of runs that were computed, which tell the accuracy. times: of more, of which only the time was worked out.
+    """
 
     strategy: str
     mtbf: float
     records: tuple[dict[str, Any], ...]
+    times: tuple[dict[str, Any], ...]
 
     def of(self, quantity: str) -> list[float]:
         """One value a seed: of a run that ended early an endless overhead, and no accuracy (NaN)."""
-        ended = math.inf if quantity == "overhead_fraction" else math.nan
-        return [ended if each["error"] or each[quantity] is None else each[quantity] for each in self.records]
+        timed = quantity == "overhead_fraction"
+        ended = math.inf if timed else math.nan
+        found = self.times if timed else self.records
+        return [ended if each["error"] or each[quantity] is None else each[quantity] for each in found]
 
     def over_seeds(self, quantity: str) -> OverSeeds | None:
         """Mean and interval over the runs that came to their end; None when none did."""
@@ -41,14 +47,16 @@ class Point:
 
     def record(self) -> dict[str, object]:
         """The row that `flipper simulate --sweep-mtbf` prints."""
+        count = len(self.times)
         row: dict[str, object] = {
             "kind": "point",
             "mtbf_seconds": self.mtbf,
             "failures_per_hour": HOUR / self.mtbf,
             "strategy": self.strategy,
+            "draws": count,
+            "ended_early": sum(each["error"] is not None for each in self.times),
+            "failures": sum(each["failures"] for each in self.times) / count,
             "runs": len(self.records),
-            "ended_early": sum(each["error"] is not None for each in self.records),
-            "failures": sum(each["failures"] for each in self.records) / len(self.records),
         }
         for quantity in QUANTITIES:
             found = self.over_seeds(quantity)
@@ -58,8 +66,8 @@ class Point:
                 f"{quantity}_low": None if between is None else between.low,
                 f"{quantity}_high": None if between is None else between.high,
             }
-        left = sum(each["world_size_end"] for each in self.records) / len(self.records)
-        return {**row, "world_size_end": left, "save_every": self.records[0]["save_every"]}
+        left = sum(each["world_size_end"] for each in self.times) / count
+        return {**row, "world_size_end": left, "save_every": self.times[0]["save_every"]}
 
 
 @dataclass(frozen=True)
@@ -104,33 +112,45 @@ def _pairs(strategies: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def sweep(
-    spec: SimulationSpec, mtbfs: Sequence[float], repeat: int, shape: float = 1.0,
+    spec: SimulationSpec, mtbfs: Sequence[float], repeat: int, draws: int, shape: float = 1.0,
     on_event: Callable[[Event], None] | None = None,
 ) -> Sweep:  # fmt: skip
-    """Simulate each strategy at each mean time between failures (seconds), with `repeat` seeds from the spec's on.
+    """Simulate each strategy at each mean time between failures (seconds).
 
-    A seed is that of the training and of the failures; all strategies meet the same ones, and a run is compared with
-    the one of its seed that nothing happens to. spec.failures and spec.mtbf are not looked at. Raises as simulate.
+    repeat: seeds, from the spec's on, of runs that are computed; draws: seeds, from there on, of which only the time is
+    worked out. A seed is that of the training and of the failures; all strategies meet the same ones, and a run is
+    compared with the one of its seed that nothing happens to. A restarted run ends in that one's state, which isn't
+    computed again. spec.failures and spec.mtbf are not looked at. Raises as simulate.
     """
     if len(set(mtbfs)) < 2:
         raise UsageError("--sweep-mtbf needs two durations or more, as 2s,10s,1min")
-    first = spec.train.seed or 0
-    seeds = tuple((first + number) % 2**64 for number in range(repeat))
-    found: dict[tuple[float, str], list[dict[str, Any]]] = {}
-    for seed in seeds:
+    first, rates = spec.train.seed or 0, sorted(set(mtbfs))
+    seeds = [(first + number) % 2**64 for number in range(max(repeat, draws))]
+    failures = {(mtbf, seed): Drawn(mtbf, spec.workers, seed, shape) for mtbf in rates for seed in seeds}
+    cases = [Case(mtbf, drawn) for (mtbf, _), drawn in failures.items()]
+    keys = [(mtbf, strategy) for mtbf in rates for strategy in spec.recoveries]
+    times = {strategy: timings(spec, strategy, cases, on_event) for strategy in spec.recoveries}
+    computed: dict[tuple[float, str], list[dict[str, Any]]] = {key: [] for key in keys}
+    for number, seed in enumerate(seeds[:repeat]):
         train = replace(spec.train, seed=seed)
         clean = outcome(replace(spec, train=train), NOBODY, on_event)
-        for mtbf in sorted(set(mtbfs)):
-            here = replace(spec, train=train, mtbf=mtbf, failures=Drawn(mtbf, spec.workers, seed, shape))
-            for strategy in spec.recoveries:
-                record = _finished(outcome(here, strategy, on_event, strategy == "restart"), clean).record(clean)
-                found.setdefault((mtbf, strategy), []).append(record)
-    points = tuple(Point(strategy, mtbf, tuple(records)) for (mtbf, strategy), records in found.items())
-    return Sweep(spec, seeds, tuple(sorted(set(mtbfs))), points)
+        for mtbf, strategy in keys:
+            if strategy == "restart":
+                found = _ended_as(clean, times[strategy][rates.index(mtbf) * len(seeds) + number])
+            else:
+                here = replace(spec, train=train, mtbf=mtbf, failures=failures[mtbf, seed])
+                found = outcome(here, strategy, on_event)
+            computed[mtbf, strategy].append(found.record(clean))
+    points = []
+    for mtbf, strategy in keys:
+        begin = rates.index(mtbf) * len(seeds)
+        timed = tuple(each.record(Outcome("")) for each in times[strategy][begin : begin + len(seeds)])
+        points.append(Point(strategy, mtbf, tuple(computed[mtbf, strategy]), timed))
+    return Sweep(spec, tuple(seeds[:repeat]), tuple(rates), tuple(points))
 
 
-def _finished(found: Outcome, clean: Outcome) -> Outcome:
-    """With what a restarted run ends in, which isn't computed again: the state that nothing happened to."""
-    if found.strategy == "restart" and found.error is None:
-        found.loss, found.accuracy, found.state_digest = clean.loss, clean.accuracy, clean.state_digest
-    return found
+def _ended_as(clean: Outcome, timed: Outcome) -> Outcome:
+    """What a restarted run comes to, of which only the time is known."""
+    if timed.error is not None:
+        return timed
+    return replace(timed, loss=clean.loss, accuracy=clean.accuracy, state_digest=clean.state_digest)

@@ -51,7 +51,7 @@ class Workers:
         self.module = run.layout.module
         self.buckets = bucketed(self.module.parameters())
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
-        if not exact and (held := _unknown_norm(self.module)):
+        if not exact and not timed and (held := _unknown_norm(self.module)):
             raise UsageError(
                 f"--mode batched knows the statistics of each worker for BatchNorm1d, 2d and 3d, not for {held}: use "
                 "--mode exact"

@@ -41,6 +41,7 @@ def context(sweep: Sweep) -> dict[str, Any]:
     return {
         "spec": sweep.spec,
         "seeds": sweep.seeds,
+        "draws": len(sweep.points[0].times),
         "figures": dict(_figures(sweep)),
         "points": [point.record() for point in sweep.points],
         "break_evens": crossings,

@@ -30,7 +30,7 @@ OPTIONS = {
     + OUTPUT,
     "convert": f"-o --output --to --drop-unsupported --force {OUTPUT}",
     "size": f"--population --margin --confidence --strata --proportion --trials {OUTPUT}",
-    "simulate": "--workers --steps --recovery --mtbf --sweep-mtbf --repeat --report --shape --trace --costs "
+    "simulate": "--workers --steps --recovery --mtbf --sweep-mtbf --repeat --draws --report --shape --trace --costs "
     "--calibrate --mode --batch-size --save-every --min-ranks --world-batch --world-rate --lost-share --resume "
     f"--data-dir --seed {OUTPUT}",
     "completion": "-q --quiet -v --verbose --traceback",

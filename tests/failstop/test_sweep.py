@@ -32,7 +32,7 @@ def spec_of() -> SimulationSpec:
 
 @pytest.fixture(scope="module")
 def swept() -> Sweep:
-    return sweep(spec_of(), MTBFS, 2)
+    return sweep(spec_of(), MTBFS, 2, 5)
 
 
 def test_a_point_is_what_single_simulations_come_to(swept: Sweep) -> None:
@@ -47,6 +47,9 @@ def test_a_point_is_what_single_simulations_come_to(swept: Sweep) -> None:
         for strategy in STRATEGIES:
             (point,) = [each for each in swept.of(strategy) if each.mtbf == mtbf]
             assert list(point.records) == [single[strategy] for single in singles]
+            for timed, single in zip(point.times[:2], point.records, strict=True):
+                for name in ("failures", "overhead_fraction", "compute_seconds", "world_size_end", "error"):
+                    assert timed[name] == single[name]
 
 
 def test_rows_have_means_and_students_intervals(swept: Sweep) -> None:
@@ -55,11 +58,11 @@ def test_rows_have_means_and_students_intervals(swept: Sweep) -> None:
     assert [(row["mtbf_seconds"], row["strategy"]) for row in points] == [(m, s) for m in MTBFS for s in STRATEGIES]
     (row,) = [row for row in points if (row["mtbf_seconds"], row["strategy"]) == (16.0, "restart")]
     (point,) = [each for each in swept.of("restart") if each.mtbf == 16.0]
-    one, other = (each["overhead_fraction"] for each in point.records)
-    assert row["overhead_fraction"] == pytest.approx((one + other) / 2)
-    half = 12.706204736 * statistics.stdev([one, other]) / math.sqrt(2)  # the 0.975 quantile with one degree of freedom
-    assert row["overhead_fraction_high"] == pytest.approx((one + other) / 2 + half)
-    assert (row["failures_per_hour"], row["runs"], row["accuracy_loss"]) == (225.0, 2, 0.0)
+    overheads = [each["overhead_fraction"] for each in point.times]
+    assert row["overhead_fraction"] == pytest.approx(statistics.fmean(overheads))
+    half = 2.776445105 * statistics.stdev(overheads) / math.sqrt(5)  # the 0.975 quantile with four degrees of freedom
+    assert row["overhead_fraction_high"] == pytest.approx(statistics.fmean(overheads) + half)
+    assert (row["failures_per_hour"], row["draws"], row["runs"], row["accuracy_loss"]) == (225.0, 5, 2, 0.0)
     pairs = {(row["strategy"], row["against"], row["quantity"]) for row in rows if row["kind"] == "break-even"}
     assert pairs == {
         (one, other, quantity)
@@ -140,7 +143,7 @@ def test_a_run_that_gets_nowhere_is_given_up() -> None:
 
 def test_one_rate_is_no_sweep() -> None:
     with pytest.raises(UsageError, match="--sweep-mtbf needs two durations or more"):
-        sweep(spec_of(), [3.0, 3.0], 1)
+        sweep(spec_of(), [3.0, 3.0], 1, 1)
 
 
 SIMULATE = ("simulate", "digits-mlp", "--workers", "4", "--steps", "8", "--seed", "1", "--costs", "c.toml")
@@ -157,7 +160,8 @@ def flipper(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 def test_the_command_prints_rows_and_writes_the_page(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("step = 1\ndetect = 0.5\nrespawn = 1\nwrite = 0.1\n")
-    code, out, err = flipper(tmp_path, *SIMULATE, "--sweep-mtbf", "3s,1min", "--repeat", "2", "--report", "page.html")
+    code, out, err = flipper(tmp_path, *SIMULATE, "--sweep-mtbf", "3s,1min", "--repeat", "2", "--draws", "3",
+                             "--report", "page.html")  # fmt: skip
     assert (code, err) == (0, "wrote page.html\n")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["kind"] for row in rows].count("point") == 6

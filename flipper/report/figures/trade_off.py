@@ -115,7 +115,7 @@ def _overhead_axis(axes: Axes, which: str) -> None:
 
 
 def _seeds(sweep: Sweep) -> str:
-    return f"{len(sweep.seeds)} seeds" if len(sweep.seeds) > 1 else "one seed"
+    return f"seeds ({len(sweep.seeds)} for the accuracy, {len(sweep.points[0].times)} for the overhead)"
 
 
 def _says(sweep: Sweep) -> str:
