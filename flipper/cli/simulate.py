@@ -27,8 +27,8 @@ COLUMNS: Final = (
 SWEPT: Final = (
     "kind", "mtbf_seconds", "failures_per_hour", "strategy", "against", "quantity", "draws", "ended_early", "failures",
     "runs", "overhead_fraction", "overhead_fraction_low", "overhead_fraction_high", "accuracy_loss",
-    "accuracy_loss_low", "accuracy_loss_high", "world_size_end", "save_every", "break_even_mtbf_seconds", "break_even_low",
-    "break_even_high", "break_even_failures_per_hour", "verdict",
+    "accuracy_loss_low", "accuracy_loss_high", "world_size_end", "save_every", "break_even_mtbf_seconds",
+    "break_even_low", "break_even_high", "break_even_failures_per_hour", "verdict",
 )  # fmt: skip
 REPEAT: Final = 5
 DRAWS: Final = 100
