@@ -11,13 +11,13 @@ import flipper
 ROOT = Path(flipper.__file__).parent
 
 ORDER = ("bits", "checkpoints", "faults", "injection", "mesh", "training", "failstop", "statistics", "campaigns",
-         "studies", "report", "cli")  # fmt: skip
+         "report", "study", "cli")  # fmt: skip
 """Each imports only from itself and from those before it."""
 
 SHARED = ("errors", "strict_json", "text_files", "toml")
 """Modules at the top that all may import; they import nothing of flipper but each other."""
 
-WITH_TORCH = ("training", "failstop", "studies", "injection/memory.py")
+WITH_TORCH = ("training", "failstop", "study", "injection/memory.py")
 
 
 def modules() -> list[Path]:

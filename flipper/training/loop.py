@@ -66,10 +66,11 @@ def begin(
     emit: Emit,
     set_up: parallel.SetUp = parallel.set_up,
     batch_size: int | None = None,
+    state: State | None = None,
 ) -> Run:
     """The run at its first step: its layout loaded from the checkpoint, or from the seed's initial state.
 
-    set_up: makes the layout. batch_size: instead of the recipe's.
+    set_up: makes the layout. batch_size: instead of the recipe's. state: instead of the checkpoint's.
     """
     seeds.seed_recipe()
     recipe = recipes.get(spec.recipe)
@@ -83,11 +84,12 @@ def begin(
     total = spec.steps if spec.steps is not None else (recipe.epochs if spec.epochs is None else spec.epochs) * batches
     torch.manual_seed(seeds.derive(spec.seed or 0, "initial"))
     model = model_of(recipe)
-    if spec.resume is None:
+    if state is None and spec.resume is not None:
+        state = saving.load(spec.resume)
+    if state is None:
         state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         progress = Progress(0, 0, 0, spec.seed or 0)
     else:
-        state = saving.load(spec.resume)
         canonical.check(state, model, spec.recipe)
         progress = Progress.from_state(state, batches)
     if progress.step > total:

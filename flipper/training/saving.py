@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,13 +93,23 @@ def load(path: Path) -> State:
     if (path / "last").is_file():
         path = _newest(path)
     with open_checkpoint(path) as checkpoint:
-        maps = {file: _mapped(source) for file, source in checkpoint.sources.items()}
         state = {}
-        for tensor in checkpoint.tensors:
-            names = [name for name in tensor.names if name.startswith(PREFIXES)]
-            if names:
-                state.update(dict.fromkeys(names, _tensor(checkpoint, tensor, maps)))
+        for _, names, tensor in tensors_of(checkpoint, PREFIXES):
+            state.update(dict.fromkeys(names, tensor))
     return state
+
+
+def tensors_of(
+    checkpoint: Checkpoint, prefixes: tuple[str, ...] = ("",)
+) -> Iterator[tuple[Stored, list[str], torch.Tensor]]:
+    """The tensors of an open checkpoint with a name that begins so: as they are stored, those names, and as torch's.
+
+    Raises MismatchError for one that torch can't hold.
+    """
+    maps = {file: _mapped(source) for file, source in checkpoint.sources.items()}
+    for stored in checkpoint.tensors:
+        if names := [name for name in stored.names if name.startswith(prefixes)]:
+            yield stored, names, _tensor(checkpoint, stored, maps)
 
 
 def _mapped(source: Source) -> memoryview:

@@ -9,6 +9,7 @@ import click
 from flipper.cli import LazyGroup
 
 COMMANDS: Final = {
+    "checkpoint": "Measure what a checkpoint costs, by format, content, ranks and mode.",
     "mesh": "Plan, prove and time allreduce on a mesh with failed chips.",
 }
 
@@ -20,6 +21,6 @@ class StudyGroup(LazyGroup):
     package = "flipper.cli.study"
 
 
-@click.group(cls=StudyGroup, short_help="Study what resilience costs: allreduce round failed chips.")
+@click.group(cls=StudyGroup, short_help="Study what resilience costs: checkpoints, allreduce round failed chips.")
 def command() -> None:
     """Study what resilience costs."""

@@ -123,26 +123,11 @@ class Layout:
 
     def whole(self, shards: Mapping[str, Shard], replica: int = 0) -> State:
         """Shards of any tensors put together as one replica holds them, on its first rank; a collective."""
-        grid = self.grid
-        root = replica * grid.parallel.model_size
-        mine = {name: shard for name, shard in shards.items() if shard.speaks_for(self.grid, replica)}
-        listed = [(name, shard.tensor.dtype, shard.shape, shard.box) for name, shard in mine.items()]
-        everyone: list[Any] = [listed] * grid.world
-        if grid.world > 1:
-            dist.gather_object(listed, everyone if grid.rank == root else None, dst=root)
-        if grid.rank != root:
-            for shard in mine.values():
-                if shard.tensor.numel():
-                    dist.send(octets(shard.tensor), root)
-            return {}
-        state: State = {}
-        for rank, entries in enumerate(everyone):
-            for name, dtype, shape, box in entries:
-                here = mine[name].tensor if rank == root else _received(rank, dtype, box)
-                if name not in state:
-                    state[name] = torch.empty(shape, dtype=dtype)
-                state[name][box] = here
-        return state
+        return put_together(self.grid, self.spoken_for(shards, replica), replica)
+
+    def spoken_for(self, shards: Mapping[str, Shard], replica: int = 0) -> dict[str, Shard]:
+        """Those of the shards that this rank speaks for in a replica; all ranks' together are the replica's tensors."""
+        return {name: shard for name, shard in shards.items() if shard.speaks_for(self.grid, replica)}
 
     def resident(self) -> State:
         """What of model, optimizer and schedule on this very rank the next step depends on.
@@ -201,6 +186,31 @@ class Layout:
             return StepResult(mine[1].item(), mine[0].sqrt().item(), rate)
         squares, losses = grid.stacked(mine).unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
+
+
+def put_together(grid: Grid, mine: Mapping[str, Shard], replica: int = 0) -> State:
+    """Whole tensors from the shards that ranks speak for, on the first rank of the replica, else nothing; a collective.
+
+    The tensors are copies on the CPU.
+    """
+    root = replica * grid.parallel.model_size
+    listed = [(name, shard.tensor.dtype, shard.shape, shard.box) for name, shard in mine.items()]
+    everyone: list[Any] = [listed] * grid.world
+    if grid.world > 1:
+        dist.gather_object(listed, everyone if grid.rank == root else None, dst=root)
+    if grid.rank != root:
+        for shard in mine.values():
+            if shard.tensor.numel():
+                dist.send(octets(shard.tensor), root)
+        return {}
+    state: State = {}
+    for rank, entries in enumerate(everyone):
+        for name, dtype, shape, box in entries:
+            here = mine[name].tensor if rank == root else _received(rank, dtype, box)
+            if name not in state:
+                state[name] = torch.empty(shape, dtype=dtype)
+            state[name][box] = here
+    return state
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:

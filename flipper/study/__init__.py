@@ -1,0 +1,1 @@
+"""Studies: what checkpoints cost, measured on the machine that asks."""
