@@ -48,7 +48,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "probe_every": ((int,), "a whole number of steps"),
     "detect": ((list,), "a list of detectors"),
     "contrast": ((list,), "two layouts: one data-parallel, one model-parallel"),
-    "checkpoint_format": ((str,), "safetensors, pytorch or hdf5"),
+    "checkpoint_format": ((str,), "safetensors, pytorch, hdf5 or dcp"),
     "device": ((str,), "auto, cpu or cuda"),
     "timeout": ((int, float), "seconds"),
     "threads": ((int,), "1"),

@@ -38,6 +38,9 @@ def settle(tensors: Iterable[Tensor], recorded: Mapping[str, str] | None = None)
 
 def _identity(tensor: Tensor) -> object:
     """What tied tensors have in common; something unique for a tensor that can't be tied."""
+    pieces = getattr(tensor.place, "pieces", None)
+    if pieces and tensor.elements:
+        return (pieces, tensor.dtype, tensor.shape)
     run = run_of(tensor.place)
     if run is not None and tensor.elements:
         space, extent = run

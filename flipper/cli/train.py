@@ -52,7 +52,7 @@ def _steps(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option("--save", type=FILE, metavar="DIR", help="Write a checkpoint at the end to this folder.")
 @click.option("--save-every", callback=_steps, metavar="N|auto", help="Also every N steps; auto: as --mtbf makes best.")
 @click.option("--mtbf", metavar="DURATION", help="Between failures of the job: 90s, 15min, 2h, 1.5d.")
-@click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch or hdf5.")
+@click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch, hdf5 or dcp.")
 @click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
 @click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
 @click.option("--allreduce", metavar="HOW", default="ordered", help="ordered, native or mesh:RxC.  [default: ordered]")

@@ -19,9 +19,10 @@ from flipper.errors import TrainingError
 from flipper.study import formats
 from flipper.study.formats.format import Asynchronous
 from flipper.study.spec import Combination, StudySpec
-from flipper.study.subjects import EVERYWHERE, InTraining, emptied, spoken_for, whole
+from flipper.study.subjects import InTraining, emptied, spoken_for
 from flipper.training import canonical, saving
 from flipper.training.canonical import State
+from flipper.training.parallel.shards import whole
 from flipper.training.ranks import Emit, Place
 from flipper.training.ties import parameters_of, ties_of
 from flipper.training.watch import joined_digest
@@ -125,7 +126,7 @@ class _Restarts:
     def loaded(self, kind: Combination) -> State:
         """What the kept checkpoint of a kind holds, whole on every rank."""
         names = {name for each in self.subject.grid.everyone(set(self.subject.held(kind.content))) for name in each}
-        into = emptied({name: whole(self.full[name], EVERYWHERE) for name in sorted(names)})
+        into = emptied({name: whole(self.full[name]) for name in sorted(names)})
         format = formats.get(kind.format)
         format.prepare(self.subject.grid)
         format.load(into, self.subject.grid, kept_path(self.folder, kind))

@@ -16,14 +16,11 @@ from flipper.errors import UsageError
 from flipper.study.spec import CONTENTS, StudySpec
 from flipper.training import loop, saving, seeds
 from flipper.training.parallel.grid import Grid
-from flipper.training.parallel.shards import Shard
+from flipper.training.parallel.shards import EVERYWHERE, Shard, whole
 from flipper.training.progress import Progress
 from flipper.training.ranks import Place
 from flipper.training.spec import TrainSpec
 from flipper.training.ties import parameters_of
-
-EVERYWHERE: Final = frozenset(("data", "model"))
-"""The axes of the grid: every rank has a copy."""
 
 ENDLESS: Final = 1 << 40
 """Steps of a run that is stepped by hand."""
@@ -161,7 +158,7 @@ class InTraining:
             common = self.run.progress.to_state() | ({} if schedule is None else schedule.to_state())
             own = seeds.capture(self.grid.rank, str(self.grid.parallel), self.grid.device)
             common["rng.layout"] = own.pop("rng.layout")
-            shards |= {name: whole(tensor, EVERYWHERE) for name, tensor in common.items()}
+            shards |= {name: whole(tensor) for name, tensor in common.items()}
             shards |= {name: whole(tensor, frozenset()) for name, tensor in own.items()}
         wanted = {"parameters": tuple(parameters), "model": ("model.",), "optimizer": ("model.", "optimizer.")}
         prefixes = wanted.get(content, ("",))
@@ -171,11 +168,6 @@ class InTraining:
             for name, shard in shards.items()
             if (name in parameters if exact else name.startswith(prefixes))
         }
-
-
-def whole(tensor: Tensor, copied_over: frozenset[str]) -> Shard:
-    """A tensor that is in no parts."""
-    return Shard(tensor, tuple(tensor.shape), (0,) * tensor.dim(), copied_over)
 
 
 def emptied(shards: dict[str, Shard]) -> dict[str, Shard]:

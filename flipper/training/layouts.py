@@ -68,6 +68,11 @@ class Parallel:
         return self.model is not None and self.model.startswith("pipeline")
 
     @property
+    def parted(self) -> bool:
+        """Whether no rank holds the whole state."""
+        return self.ranks > 1 and (self.model is not None or self.data == "fsdp")
+
+    @property
     def replicated(self) -> bool:
         """Whether several ranks hold the same element, each its own copy of it and of its optimizer's state."""
         return self.data in ("ddp", "hooks", "mpi") and self.data_size > 1

@@ -22,6 +22,7 @@ from flipper.training.detectors import Detectors, replayed_step
 from flipper.training.faults_file import LiveFaults
 from flipper.training.fingerprint import fingerprint
 from flipper.training.interval import Interval
+from flipper.training.parallel.shards import Shard, whole
 from flipper.training.progress import Progress
 from flipper.training.ranks import Emit, Place, one_line
 from flipper.training.reach import Reach
@@ -330,13 +331,28 @@ class Run:
         return loss, accuracy
 
     def save(self) -> None:
-        """Write this step's checkpoint, on rank 0."""
+        """Write this step's checkpoint: on rank 0, but shards by torch.distributed.checkpoint where they lie."""
         assert self.spec.save
-        state = self.canonical_state()
+        path = self._path(self.progress.step)
+        if self.spec.checkpoint_format == "dcp" and self.layout.grid.parallel.parted:
+            saving.save_shards(self._to_save(), self.layout.ties, path, self.layout.grid, self.overwrites)
+        else:
+            state = self.canonical_state()
+            if self.layout.grid.rank == 0:
+                saving.save(state, path, self.spec.checkpoint_format, self.overwrites)
+        self.emit("saved", step=self.progress.step, path=str(path))
+
+    def _to_save(self) -> dict[str, Shard]:
+        """The shards of the canonical state that this rank speaks for."""
+        schedule, common = self.layout.schedule, self.progress.to_state()
+        common |= {} if schedule is None else schedule.to_state()
+        mine = self._generators()
         if self.layout.grid.rank == 0:
-            path = self._path(self.progress.step)
-            saving.save(state, path, self.spec.checkpoint_format, self.overwrites)
-            self.emit("saved", step=self.progress.step, path=str(path))
+            mine |= common
+        else:
+            del mine["rng.layout"]
+        live = self.layout.spoken_for(self.layout.live())
+        return live | {name: whole(tensor) for name, tensor in mine.items()}
 
     def canonical_state(self) -> State:
         """Model, optimizer, progress and every rank's generators, on rank 0; empty elsewhere."""

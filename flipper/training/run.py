@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ def nothing_unfinished(folder: Path | None) -> Iterator[None]:
     except BaseException:
         for partial in set() if folder is None else unfinished(folder) - before:
             with suppress(OSError):
-                partial.unlink()
+                shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         raise
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 from flipper.checkpoints import Checkpoint, open_checkpoint, writers
 from flipper.checkpoints.output import atomic_output
 from flipper.checkpoints.source import Source
-from flipper.checkpoints.tensor import Extent
 from flipper.checkpoints.tensor import Tensor as Stored
 from flipper.checkpoints.tree import Leaf
 from flipper.checkpoints.writers import Contents, TensorData
 from flipper.checkpoints.writers.contents import data_of
 from flipper.errors import MismatchError, OutputError, UsageError
+from flipper.training import dcp
 from flipper.training.canonical import State, dtype_name, tensor_bytes
+from flipper.training.parallel.grid import Grid
+from flipper.training.parallel.shards import Shard, whole
+
+T = TypeVar("T")
 
 PREFIXES: Final = ("model.", "optimizer.", "scheduler.", "progress.", "rng.")
 """What the names of a canonical state begin with."""
@@ -32,13 +37,65 @@ def save(state: State, path: Path, checkpoint_format: str, force: bool = False) 
     """
     if path.exists() and not force:
         raise OutputError(exists(path))
+    _make_parent(path)
+    if checkpoint_format == "dcp":
+        ties = contents(state).aliases
+        with atomic_output(path, force, directory=True) as partial:
+            shards = {name: whole(tensor) for name, tensor in state.items() if name not in ties}
+            dcp.write(shards, partial, ties, _keys(state), alone=True)
+    else:
+        writers.write(contents(state), path, checkpoint_format, force)
+    _tell_last(path)
+
+
+def save_shards(
+    shards: Mapping[str, Shard], ties: Mapping[str, str], path: Path, grid: Grid, force: bool = False
+) -> None:
+    """The same by torch.distributed.checkpoint, of shards that each rank writes itself; a collective.
+
+    shards: those that this rank speaks for. ties: further name -> name of a tensor that is one with it.
+    """
+    names = {name for rank in grid.everyone(sorted(shards)) for name in rank}
+    with ExitStack() as stack:
+        place = _agreed(grid, lambda: stack.enter_context(_new_directory(path, force)))
+        dcp.write(shards, place, ties, _keys({*names, *ties}))
+        _agreed(grid, stack.close)
+    if grid.rank == 0:
+        _tell_last(path)
+
+
+@contextmanager
+def _new_directory(path: Path, force: bool) -> Iterator[Path]:
+    _make_parent(path)
+    with atomic_output(path, force, directory=True) as partial:
+        yield partial
+
+
+def _agreed(grid: Grid, work: Callable[[], T]) -> T:
+    """What rank 0's work gives, or the OutputError that it raises, on every rank."""
+    said: Any = None
+    if grid.rank == 0:
+        try:
+            said = work()
+        except OutputError as error:
+            said = error
+    said = grid.everyone(said)[0]
+    if isinstance(said, OutputError):
+        raise said
+    return cast(T, said)
+
+
+def _tell_last(path: Path) -> None:
+    """Make `last`, beside a checkpoint, hold its name."""
+    with atomic_output(path.with_name("last"), force=True) as partial:
+        partial.write_text(f"{path.name}\n", encoding="utf-8")
+
+
+def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"can't make the folder {path.parent}: {error.strerror}") from error
-    writers.write(contents(state), path, checkpoint_format, force)
-    with atomic_output(path.with_name("last"), force=True) as partial:
-        partial.write_text(f"{path.name}\n", encoding="utf-8")
 
 
 def exists(path: Path) -> str:
@@ -72,9 +129,7 @@ def contents(state: State) -> Contents:
 def nest(state: State) -> dict[str, Any]:
     """The names as nested dicts: "model" is a state_dict, "optimizer" has one dict a parameter."""
     tree: dict[str, Any] = {}
-    for name in state:
-        top, _, rest = name.partition(".")
-        keys = [top, *rest.rsplit(".", 1)] if top == "optimizer" else [top, rest]
+    for name, keys in _keys(state).items():
         branch = tree
         for key in keys[:-1]:
             branch = branch.setdefault(key, {})
@@ -82,12 +137,21 @@ def nest(state: State) -> dict[str, Any]:
     return tree
 
 
+def _keys(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of each name, those of the nested dicts that it stands in."""
+    found = {}
+    for name in names:
+        top, _, rest = name.partition(".")
+        found[name] = (top, *rest.rsplit(".", 1)) if top == "optimizer" else (top, rest)
+    return found
+
+
 def load(path: Path) -> State:
     """Read a canonical state from a checkpoint of any format; a --save folder means the file that its `last` names.
 
     Values are taken as they are, NaN and huge ones too; tensors of other names and objects are of no concern. Where
     the file holds a tensor's bytes in one run, the tensor is that part of the file, mapped and read when it is used:
-    a rank that copies its shard into a model never holds the whole state.
+    a rank that copies its shard into a model never holds the whole state. What DCP has in several chunks is read whole.
     Raises UsageError, CheckpointError, or MismatchError for a tensor that torch can't hold.
     """
     if (path / "last").is_file():
@@ -125,7 +189,8 @@ def _tensor(checkpoint: Checkpoint, tensor: Stored, maps: Mapping[str, memoryvie
         seen = tensor.place.reason or f"{tensor.dtype}, which torch has no numbers for"
         raise MismatchError(f"can't resume: {tensor.name} is {seen}")
     place = tensor.place
-    start = place.offset if isinstance(place, Extent) and (place.order == "little" or dtype.itemsize == 1) else None
+    swapped = dtype.itemsize > 1 and getattr(place, "order", "little") == "big"
+    start = None if swapped else place.offset
     if start is None or start % dtype.itemsize:  # torch computes on its machine's numbers, aligned
         content = memoryview(bytearray(data_of(checkpoint, tensor).read()))
     else:

@@ -26,7 +26,7 @@ DETECTORS: Final = (*ALWAYS, "nonfinite-state", "replicas", "replay")
 LONGEST_TIMEOUT: Final = 1e6
 """Seconds; the libraries below count nanoseconds in 64 bits."""
 
-SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5"}
+SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5", "dcp": ".dcp"}
 
 
 @dataclass(frozen=True)

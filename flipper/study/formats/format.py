@@ -70,7 +70,10 @@ class OneFile:
         self.ready()
 
     def save(self, shards: Shards, grid: Grid, path: Path, fsync: bool) -> None:
-        state = put_together(grid, shards)
+        if grid.world == 1:  # nothing to gather, nothing to copy
+            state = {name: shard.tensor.detach().cpu() for name, shard in shards.items()}
+        else:
+            state = put_together(grid, shards)
         if grid.rank == 0:
             self.write(state, path)
             if fsync:

@@ -53,6 +53,11 @@ class Layout:
         self._saved = set(self.module.state_dict())
         self.regroup(grid)
 
+    @property
+    def ties(self) -> dict[str, str]:
+        """Further canonical name -> the name that its tensor is saved under."""
+        return {f"model.{alias}": f"model.{name}" for alias, name in self._ties.items()}
+
     def regroup(self, grid: Grid) -> None:
         """Be in this grid from now on."""
         self.grid = grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from flipper.training.parallel.grid import Grid
+
+EVERYWHERE: Final = frozenset(("data", "model"))
+"""The axes of the grid: every rank holds a copy."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class Shard:
         return ("data" not in self.copied_over or grid.replica == replica) and (
             "model" not in self.copied_over or grid.part == 0
         )
+
+
+def whole(tensor: Tensor, copied_over: frozenset[str] = EVERYWHERE) -> Shard:
+    """A tensor that is in no parts."""
+    return Shard(tensor, tuple(tensor.shape), (0,) * tensor.dim(), copied_over)
 
 
 def shard_of(tensor: Tensor, grid: Grid) -> Shard:
