@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,23 @@ from flipper.training.spec import Event
 Listener = Callable[[Event], None]
 
 
-def study(spec: StudySpec, on_event: Listener | None = None, *, verbose: bool = False) -> list[dict[str, Any]]:
-    """One row a combination: see rows.COLUMNS; seconds, bytes.
+@dataclass(frozen=True)
+class Study:
+    """What a study came to.
+
+    rows: one a combination, with the keys rows.COLUMNS; seconds, bytes. step_seconds: of a step of training, by number
+    of ranks; none where nothing is trained. machine: what the ranks ran on. filesystem: what was written to.
+    """
+
+    spec: StudySpec
+    rows: list[dict[str, Any]]
+    step_seconds: dict[int, float]
+    machine: dict[str, str]
+    filesystem: str
+
+
+def study(spec: StudySpec, on_event: Listener | None = None, *, verbose: bool = False) -> Study:
+    """Measure every combination, and restart from every kind of checkpoint of a recipe.
 
     on_event: called with "measured" for each save and load, "restarted" for each kind of checkpoint, as they come.
     Checkpoints go to a temporary folder, in spec.folder if there is one, and are gone at the end.
@@ -27,13 +43,18 @@ def study(spec: StudySpec, on_event: Listener | None = None, *, verbose: bool = 
     """
     for name in spec.formats:
         check_installed(name)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    steps: dict[int, float] = {}
+    machine: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="flipper-study-", dir=spec.folder) as folder:
         for ranks in spec.ranks:
             measured = _measured(spec, ranks, Path(folder), on_event, verbose)
             combinations = enumerate(spec.combinations(ranks))
             rows += [measured.row(number, combination, spec.mtbf) for number, combination in combinations]
-    return rows
+            machine = measured.machine
+            if measured.step_seconds is not None:
+                steps[ranks] = measured.step_seconds
+        return Study(spec, rows, steps, machine, _filesystem(Path(folder)))
 
 
 def _measured(spec: StudySpec, ranks: int, folder: Path, on_event: Listener | None, verbose: bool) -> Measured:
@@ -43,6 +64,7 @@ def _measured(spec: StudySpec, ranks: int, folder: Path, on_event: Listener | No
         match event["event"]:
             case "subject":
                 measured.step_seconds, measured.batches = event["step_seconds"], event["batches"]
+                measured.machine = event["machine"]
             case "measured" if event["repeat"]:
                 measured.samples.setdefault(event["combination"], []).append(event["values"])
             case "restarted":
@@ -55,6 +77,16 @@ def _measured(spec: StudySpec, ranks: int, folder: Path, on_event: Listener | No
         run_ranks(functools.partial(body, spec, ranks, folder), ranks, hear, device=spec.device, timeout=spec.timeout,
                   verbose=verbose)  # fmt: skip
     return measured
+
+
+def _filesystem(folder: Path) -> str:
+    """The kind of file system that a folder lies on, as the kernel calls it; "" where it doesn't say."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
+    except OSError:
+        return ""
+    above = {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
+    return max(((where, kind) for _, where, kind, *_ in mounts if where in above), key=lambda m: len(m[0]))[1]
 
 
 def _measure(spec: StudySpec, ranks: int, folder: Path, place: Place, emit: Emit) -> None:

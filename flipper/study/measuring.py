@@ -19,6 +19,7 @@ from flipper.study.memory import begin_peak, evict, files_of, peak_since, settle
 from flipper.study.restarting import keep
 from flipper.study.spec import Combination, StudySpec
 from flipper.study.subjects import Subject, emptied, spoken_for, subject_of
+from flipper.training.fingerprint import fingerprint
 from flipper.training.ranks import Emit, Place
 
 WARMING: Final = 2
@@ -42,7 +43,8 @@ def measure_rank(spec: StudySpec, ranks: int, folder: Path, place: Place, emit: 
         each.prepare(subject.grid)
     length = _length_of_a_step(subject)
     if subject.grid.rank == 0:
-        emit({"event": "subject", "step_seconds": length, "batches": subject.batches})
+        machine = fingerprint(subject.grid.device.type)
+        emit({"event": "subject", "step_seconds": length, "batches": subject.batches, "machine": machine})
     if spec.recipe is not None:
         keep(spec, ranks, folder, place, combinations)
     for repeat in range(spec.repeat + 1):  # the first isn't counted

@@ -24,11 +24,13 @@ class Measured:
     """What became known of a number of ranks.
 
     step_seconds, batches: of a step of training, and steps of an epoch; None where nothing is trained.
+    machine: what the ranks ran on, as fingerprint.py describes it.
     samples: by combination, one of each repeat. missing: by kind of checkpoint, what a run from it lacked.
     """
 
     step_seconds: float | None = None
     batches: int | None = None
+    machine: dict[str, str] = field(default_factory=dict)
     samples: dict[int, list[Mapping[str, float | None]]] = field(default_factory=dict)
     missing: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
 
@@ -43,7 +45,7 @@ class Measured:
             "ranks": combination.ranks,
             "mode": combination.mode,
             "fsync": combination.fsync,
-            "bytes": round(statistics.median(sample["bytes"] or 0 for sample in samples)),
+            "bytes": statistics.median_low(sample["bytes"] or 0 for sample in samples),
         }
         for name in MEASURED:
             row |= _spread(name, [sample[name] for sample in samples])
@@ -63,4 +65,5 @@ def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return {f"{name}{end}": None for end in ("", "_low", "_high")}
-    return {name: statistics.median(known), f"{name}_low": min(known), f"{name}_high": max(known)}
+    middle = statistics.median_low if name.endswith("bytes") else statistics.median  # bytes are whole
+    return {name: middle(known), f"{name}_low": min(known), f"{name}_high": max(known)}

@@ -40,11 +40,17 @@ Keys = tuple[str, ...]
 
 
 def write(
-    shards: Mapping[str, Shard], path: Path, ties: Mapping[str, str], keys: Mapping[str, Keys], alone: bool = False
+    shards: Mapping[str, Shard],
+    path: Path,
+    target: Path,
+    ties: Mapping[str, str],
+    keys: Mapping[str, Keys],
+    alone: bool = False,
 ) -> None:
-    """Write the shards of all ranks to a directory; a collective, unless one rank writes alone.
+    """Write the shards of all ranks to the directory `path`; a collective, unless one rank writes alone.
 
-    ties, keys: as of Writer; the same on every rank. Raises OutputError, on every rank, when one can't write.
+    target: what the directory is to become, for messages. ties, keys: as of Writer; the same on every rank.
+    Raises OutputError, on every rank, when one can't write.
     """
     tensors = {name: shard.tensor for name, shard in shards.items()}
     try:
@@ -52,9 +58,20 @@ def write(
             tensors, storage_writer=Writer(path, False, ties, keys), planner=SavePlanner(shards, keys), no_dist=alone
         )
     except CheckpointException as error:
-        rank, (first, _) = min(error.failures.items())
-        reason = getattr(first, "strerror", None) or str(first).partition("\n")[0] or type(first).__name__
-        raise OutputError(f"{path} can't be written: rank {rank}: {reason}") from error
+        rank = min(error.failures)
+        where = "" if alone else f"rank {rank}: "
+        raise OutputError(f"{target} can't be written: {where}{_reason(error.failures[rank][0])}") from error
+
+
+def _reason(error: BaseException | None) -> str:
+    """In one line. torch's own writer hides the system's words, or has none."""
+    seen = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        seen = seen.__cause__ or seen.__context__
+    said = str(error).strip().partition("\n")[0]
+    return "the system took less than was written" if "inline_container" in said else said or type(error).__name__
 
 
 class SavePlanner(DefaultSavePlanner):

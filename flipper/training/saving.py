@@ -42,7 +42,7 @@ def save(state: State, path: Path, checkpoint_format: str, force: bool = False) 
         ties = contents(state).aliases
         with atomic_output(path, force, directory=True) as partial:
             shards = {name: whole(tensor) for name, tensor in state.items() if name not in ties}
-            dcp.write(shards, partial, ties, _keys(state), alone=True)
+            dcp.write(shards, partial, path, ties, _keys(state), alone=True)
     else:
         writers.write(contents(state), path, checkpoint_format, force)
     _tell_last(path)
@@ -58,7 +58,7 @@ def save_shards(
     names = {name for rank in grid.everyone(sorted(shards)) for name in rank}
     with ExitStack() as stack:
         place = _agreed(grid, lambda: stack.enter_context(_new_directory(path, force)))
-        dcp.write(shards, place, ties, _keys({*names, *ties}))
+        dcp.write(shards, place, path, ties, _keys({*names, *ties}))
         _agreed(grid, stack.close)
     if grid.rank == 0:
         _tell_last(path)

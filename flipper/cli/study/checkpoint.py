@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -44,9 +45,18 @@ LEAST: Final = (
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where ranks compute.")
 @click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of training; drawn without it.")
+@click.option("--report", type=FILE, metavar="FILE.html", help="Also write a page with figures.")
 @click.option("--list", "list_formats", is_flag=True, help="List the formats.")
 @output_options
-def command(list_formats: bool, style: str | None, quiet: bool, verbose: bool, traceback: bool, **options: Any) -> None:
+def command(
+    list_formats: bool,
+    report: Path | None,
+    style: str | None,
+    quiet: bool,
+    verbose: bool,
+    traceback: bool,
+    **options: Any,
+) -> None:
     """Save and load the state of RECIPE in training, time it, and restart from every kind of checkpoint.
 
     A row has medians, and the least and the most of the repeats. Its `missing` says what a run from such a checkpoint
@@ -64,11 +74,17 @@ def command(list_formats: bool, style: str | None, quiet: bool, verbose: bool, t
                   ("name", "summary"))  # fmt: skip
         return
     from flipper.study.checkpoint import study
+    from flipper.study.writing import check_drawable, write_page
 
+    if report is not None:
+        check_drawable(report)
     spec = _spec(quiet, **options)
     with _following(spec, quiet) as follow:
-        rows = study(spec, follow, verbose=verbose)
-    emit_rows(iter(rows), style, COLUMNS, spare=(REPEATING, LEAST))
+        found = study(spec, follow, verbose=verbose)
+    emit_rows(iter(found.rows), style, COLUMNS, spare=(REPEATING, LEAST))
+    if report is not None:
+        write_page(found, report)
+        say(f"wrote {report}", quiet)
 
 
 def _spec(

@@ -70,10 +70,7 @@ class OneFile:
         self.ready()
 
     def save(self, shards: Shards, grid: Grid, path: Path, fsync: bool) -> None:
-        if grid.world == 1:  # nothing to gather, nothing to copy
-            state = {name: shard.tensor.detach().cpu() for name, shard in shards.items()}
-        else:
-            state = put_together(grid, shards)
+        state = gathered(shards, grid)
         if grid.rank == 0:
             self.write(state, path)
             if fsync:
@@ -83,6 +80,13 @@ class OneFile:
         with self.opened(path) as read:
             for name, shard in shards.items():
                 shard.tensor.copy_(read(name, shard.box))
+
+
+def gathered(shards: Shards, grid: Grid) -> State:
+    """Whole tensors on rank 0, else nothing; a collective. With one rank there is nothing to gather, nor to copy."""
+    if grid.world == 1:
+        return {name: shard.tensor.detach().cpu() for name, shard in shards.items()}
+    return put_together(grid, shards)
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""The page of a study of checkpoints: one HTML file that needs nothing else, in the manner of a campaign's report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from flipper import __version__
+from flipper.report.drawing import inline
+from flipper.report.material import Picture
+from flipper.report.numbers import exact, number_, percent_
+from flipper.report.palette import COLOURS, drawing
+from flipper.study import figures
+from flipper.study.checkpoint import Study
+from flipper.study.formats import FORMATS
+
+DRAWERS: Final[dict[str, Callable[[Study], Picture | None]]] = {
+    "times": figures.times,
+    "sizes": figures.sizes,
+    "waste": figures.waste,
+}
+
+
+def html(study: Study) -> str:
+    """The page."""
+    loader = ChoiceLoader([PackageLoader("flipper.study", ""), PackageLoader("flipper.report", "")])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=number_,
+        percent=percent_,
+        duration=lambda value: exact(figures.duration(value), value),
+        amount=lambda value: exact(figures.amount(value), value),
+    )
+    return environment.get_template("checkpoint.html.j2").render(_context(study))
+
+
+def _context(study: Study) -> dict[str, Any]:
+    """What the template shows."""
+    return {
+        "study": study,
+        "subject": subject(study),
+        "verdict": verdict(study),
+        "grounds": list(grounds(study)),
+        "figures": _pictures(study),
+        "formats": {name: FORMATS[name].summary for name in study.spec.formats},
+        "setting": figures.setting,
+        "command": shlex.join(["flipper", *sys.argv[1:]]),
+        "version": __version__,
+        "colours": COLOURS,
+        "style": Markup(files("flipper.report").joinpath("page.css").read_text("utf-8")),
+    }
+
+
+def _pictures(study: Study) -> dict[str, tuple[Picture, Markup]]:
+    found = {}
+    for name, draw in DRAWERS.items():
+        with drawing(salt=name):
+            picture = draw(study)
+            if picture is not None:
+                found[name] = picture, inline(picture)
+    return found
+
+
+def subject(study: Study) -> str:
+    """What was saved."""
+    spec = study.spec
+    if spec.recipe is not None:
+        return spec.recipe
+    return f"the tensors of {spec.source}" if spec.source is not None else f"{figures.amount(spec.synthetic)} made up"
+
+
+def verdict(study: Study) -> str:
+    """The page's answer, in a sentence or two."""
+    rows = study.rows
+    least = min(rows, key=lambda row: row["stall_seconds"])
+    said = f"Least of all, {least['format']} holds up training: {figures.duration(least['stall_seconds'])} a checkpoint"
+    said += f" ({figures.setting(least)})."
+    known = [row for row in rows if row["deterministic"] is not None]
+    if known and all(row["deterministic"] for row in known):
+        said += " A run goes on from every kind of checkpoint to the bit."
+    elif known:
+        exact_ = sorted({row["content"] for row in known if row["deterministic"]})
+        said += f" A run goes on to the bit from {', '.join(exact_) or 'no'} content only."
+    return said
+
+
+def grounds(study: Study) -> list[str]:
+    """What else is worth a sentence each."""
+    rows, said = study.rows, []
+    lacking = {row["content"]: row["missing"] for row in rows if row["missing"]}
+    for content, missing in lacking.items():
+        said.append(
+            f"From content {content} it does not: {', '.join(missing)} started anew, and each of them is needed."
+        )
+    small, large = (pick(rows, key=lambda row: row["bytes"]) for pick in (min, max))
+    said.append(
+        f"The smallest checkpoint has {figures.amount(small['bytes'])} ({small['format']}, {figures.setting(small)}), "
+        f"the largest {figures.amount(large['bytes'])} ({large['format']}, {figures.setting(large)})."
+    )
+    if any(row["cold_load_seconds"] is None for row in rows):
+        said.append(
+            f"Loading from the disk was not measured: the file system ({study.filesystem or 'unknown'}) keeps files in "
+            "memory."
+        )
+    return said
