@@ -65,10 +65,27 @@ def amount(size: float | None) -> str:
     return f"{size:.0f} B"
 
 
+def label(row: Row) -> str:
+    """How a row is saved."""
+    return str(row["format"]) + (", async" if row["mode"] == "async" else "") + (", fsync" if row["fsync"] else "")
+
+
 def setting(row: Row) -> str:
-    """What a row has in common with others beside its format."""
-    ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ''}"
-    return f"content {row['content']}, {ranks}, {row['mode']}, {'with' if row['fsync'] else 'without'} fsync"
+    """What is saved, and from how many ranks."""
+    return f"content {row['content']}, {row['ranks']} rank{'s' if row['ranks'] > 1 else ''}"
+
+
+def called(row: Row) -> str:
+    """Both."""
+    return f"{label(row)} ({setting(row)})"
+
+
+def exact(rows: Sequence[Row]) -> list[Row]:
+    """The rows that can be compared: those from which a run goes on to the bit, where that is known and there are any.
+
+    To save less is quicker, and no use to such a run.
+    """
+    return [row for row in rows if row["deterministic"]] or list(rows)
 
 
 def lines(rows: Sequence[Row]) -> Iterator[tuple[str, Row | None]]:
@@ -79,7 +96,7 @@ def lines(rows: Sequence[Row]) -> Iterator[tuple[str, Row | None]]:
     for heading, members in together.items():
         yield heading, None
         for row in members:
-            yield row["format"], row
+            yield label(row), row
 
 
 def times(study: Study) -> Picture:
@@ -92,25 +109,29 @@ def times(study: Study) -> Picture:
         _ranges(axes, listed, name, (place - (len(shown) - 1) / 2) * 0.17)
     _named(axes, listed)
     axes.set_xscale("log")
-    _log_axis(axes.xaxis, duration)
+    _log_axis(axes.xaxis)
     axes.set_xlabel("time, logarithmic")
     figure.legend(loc="outside upper left", ncols=4, handlelength=1.3, columnspacing=1.2)
-    best = min(study.rows, key=lambda row: row["save_seconds"])
+    best = min(exact(study.rows), key=lambda row: float(row["save_seconds"]))
     says = (
-        f"Points with ranges, for each of {len(study.rows)} combinations. The quickest save is {best['format']}, "
-        f"{setting(best)}: {duration(best['save_seconds'])}. The table below has all numbers."
+        f"Points with ranges, for each of {len(study.rows)} combinations. The quickest save is {called(best)}: "
+        f"{duration(best['save_seconds'])}. The table below has all numbers."
     )
     return Picture("times", "What saving and loading take", says, _caption(study), figure)
 
 
 def _ranges(axes: Axes, listed: Sequence[tuple[str, Row | None]], name: str, shift: float) -> None:
-    label, hue, marker = TIMES[name]
-    known = [(at + shift, row) for at, (_, row) in enumerate(listed) if row is not None and row[name]]
+    text, hue, marker = TIMES[name]
+    known = [
+        (at + shift, row)
+        for at, (_, row) in enumerate(listed)
+        if row is not None and row[name] and (name != "stall_seconds" or row["mode"] == "async")
+    ]
     middles = [row[name] for _, row in known]
     below = [row[name] - row[f"{name}_low"] for _, row in known]
     above = [row[f"{name}_high"] - row[name] for _, row in known]
     axes.errorbar(
-        middles, [at for at, _ in known], xerr=[below, above], fmt=marker, markersize=4, color=colour(hue), label=label,
+        middles, [at for at, _ in known], xerr=[below, above], fmt=marker, markersize=4, color=colour(hue), label=text,
         elinewidth=1.2, linestyle="none",
     )  # fmt: skip
 
@@ -132,7 +153,7 @@ def sizes(study: Study) -> Picture:
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, name, hue, label in (
         (left, "bytes", "parameters", "bytes of the checkpoint"),
-        (right, "peak_bytes", "optimizer", "memory that saving takes beside the state"),
+        (right, "peak_bytes", "optimizer", "memory that saving takes"),
     ):
         known = [(at, row) for at, (_, row) in enumerate(listed) if row is not None and row[name] is not None]
         axes.barh([at for at, _ in known], [row[name] for _, row in known], 0.6, color=colour(hue))
@@ -144,17 +165,19 @@ def sizes(study: Study) -> Picture:
     right.tick_params(axis="y", labelleft=False)
     small, large = (pick(study.rows, key=lambda row: row["bytes"]) for pick in (min, max))
     says = (
-        f"Bars of bytes. The smallest checkpoint is {small['format']}, {setting(small)}: {amount(small['bytes'])}; the "
-        f"largest {large['format']}, {setting(large)}: {amount(large['bytes'])}."
+        f"Bars of bytes. The smallest checkpoint is {called(small)}: {amount(small['bytes'])}; the largest "
+        f"{called(large)}: {amount(large['bytes'])}."
     )
-    caption = Markup("Memory: of the rank that takes most, at its highest while it saves.")
+    caption = Markup("Memory: beside the state, of the rank that takes most, at its highest while it saves.")
     return Picture("sizes", "Bytes on the disk and in memory", says, caption, figure)
 
 
 def waste(study: Study) -> Picture | None:
     """The share of time lost to checkpoints and to failures, by the interval between checkpoints."""
     mtbf = study.spec.mtbf
-    rows = sorted((row for row in study.rows if row["stall_seconds"]), key=lambda row: float(row["stall_seconds"]))
+    rows = sorted(
+        (row for row in exact(study.rows) if row["stall_seconds"]), key=lambda row: float(row["stall_seconds"])
+    )
     if mtbf is None or not rows:
         return None
     chosen = [
@@ -168,11 +191,11 @@ def waste(study: Study) -> Picture | None:
     for row, hue in zip(chosen, HUES, strict=False):
         stall, best = row["stall_seconds"], row["interval_seconds"]
         shares = [min(1.0, stall / each + each / (2 * mtbf)) for each in intervals]
-        axes.plot(intervals, shares, color=colour(hue), lw=1.3, label=f"{row['format']}, {setting(row)}")
+        axes.plot(intervals, shares, color=colour(hue), lw=1.3, label=called(row))
         axes.plot([best], [min(1.0, stall / best + best / (2 * mtbf))], "o", markersize=4.5, color=colour(hue))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _log_axis(axes.xaxis, duration)
+    _log_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     axes.yaxis.set_major_locator(LogLocator())
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -182,7 +205,7 @@ def waste(study: Study) -> Picture | None:
     first = chosen[0]
     share = first["stall_seconds"] / first["interval_seconds"] + first["interval_seconds"] / (2 * mtbf)
     says = (
-        f"Curves with a lowest point each. For {first['format']}, {setting(first)}, it is at an interval of "
+        f"Curves with a lowest point each. For {called(first)} it is at an interval of "
         f"{duration(first['interval_seconds'])}, where {percent(share)} of the time is lost."
     )
     caption = Markup(
@@ -205,7 +228,15 @@ def _named(axes: Axes, listed: Sequence[tuple[str, Row | None]]) -> None:
                       transform=axes.get_yaxis_transform())  # fmt: skip
 
 
-def _log_axis(axis: Axis, text: Any) -> None:
+def _log_axis(axis: Axis) -> None:
+    """Of seconds, by powers of ten."""
     axis.set_major_locator(LogLocator(numticks=8))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _tick(seconds: float) -> str:
+    for least, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= 0.999 * least:
+            return f"{seconds / least:,.0f} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"

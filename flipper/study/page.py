@@ -51,7 +51,6 @@ def _context(study: Study) -> dict[str, Any]:
         "grounds": list(grounds(study)),
         "figures": _pictures(study),
         "formats": {name: FORMATS[name].summary for name in study.spec.formats},
-        "setting": figures.setting,
         "command": shlex.join(["flipper", *sys.argv[1:]]),
         "version": __version__,
         "colours": COLOURS,
@@ -80,16 +79,16 @@ def subject(study: Study) -> str:
 def verdict(study: Study) -> str:
     """The page's answer, in a sentence or two."""
     rows = study.rows
-    least = min(rows, key=lambda row: row["stall_seconds"])
-    said = f"Least of all, {least['format']} holds up training: {figures.duration(least['stall_seconds'])} a checkpoint"
-    said += f" ({figures.setting(least)})."
-    known = [row for row in rows if row["deterministic"] is not None]
-    if known and all(row["deterministic"] for row in known):
-        said += " A run goes on from every kind of checkpoint to the bit."
-    elif known:
-        exact_ = sorted({row["content"] for row in known if row["deterministic"]})
-        said += f" A run goes on to the bit from {', '.join(exact_) or 'no'} content only."
-    return said
+    least = min(figures.exact(rows), key=lambda row: float(row["stall_seconds"]))
+    held = f"{figures.called(least)} holds up training least: {figures.duration(least['stall_seconds'])} a checkpoint."
+    known = [row["deterministic"] for row in rows if row["deterministic"] is not None]
+    if not known:
+        return held
+    if all(known):
+        return f"From every kind of checkpoint a run goes on to the bit; {held}"
+    if any(known):
+        return f"Of the checkpoints from which a run goes on to the bit, {held}"
+    return f"From none of these checkpoints a run goes on to the bit; {held}"
 
 
 def grounds(study: Study) -> list[str]:
@@ -97,13 +96,11 @@ def grounds(study: Study) -> list[str]:
     rows, said = study.rows, []
     lacking = {row["content"]: row["missing"] for row in rows if row["missing"]}
     for content, missing in lacking.items():
-        said.append(
-            f"From content {content} it does not: {', '.join(missing)} started anew, and each of them is needed."
-        )
-    small, large = (pick(rows, key=lambda row: row["bytes"]) for pick in (min, max))
+        said.append(f"From content {content} a run does not go on to the bit, for want of: {', '.join(missing)}.")
+    small, large = (pick(figures.exact(rows), key=lambda row: row["bytes"]) for pick in (min, max))
     said.append(
-        f"The smallest checkpoint has {figures.amount(small['bytes'])} ({small['format']}, {figures.setting(small)}), "
-        f"the largest {figures.amount(large['bytes'])} ({large['format']}, {figures.setting(large)})."
+        f"The smallest{' of them' if lacking else ''} is {figures.called(small)} with "
+        f"{figures.amount(small['bytes'])}, the largest {figures.called(large)} with {figures.amount(large['bytes'])}."
     )
     if any(row["cold_load_seconds"] is None for row in rows):
         said.append(
