@@ -119,6 +119,10 @@ class StudySpec:
                         for fsync in self.fsyncs:
                             yield Combination(name, content, ranks, mode, fsync == "yes")
 
+    def never_async(self) -> list[str]:
+        """The formats that were asked for in the background, and can't be saved so."""
+        return [name for name in self.formats if "async" in self.modes and not FORMATS[name].asynchronous]
+
     def parallel(self, ranks: int) -> Parallel:
         """The layout of so many ranks."""
         return SINGLE if ranks == 1 else Parallel.parse(f"{self.kind}:{ranks}")

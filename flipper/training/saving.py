@@ -187,7 +187,7 @@ def _tensor(checkpoint: Checkpoint, tensor: Stored, maps: Mapping[str, memoryvie
     dtype = getattr(torch, tensor.dtype, None)
     if not tensor.supported or not isinstance(dtype, torch.dtype) or tensor.layout.packed:
         seen = tensor.place.reason or f"{tensor.dtype}, which torch has no numbers for"
-        raise MismatchError(f"can't resume: {tensor.name} is {seen}")
+        raise MismatchError(f"{tensor.name} can't be taken over into torch: it is {seen}")
     place = tensor.place
     swapped = dtype.itemsize > 1 and getattr(place, "order", "little") == "big"
     start = None if swapped else place.offset

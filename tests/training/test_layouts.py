@@ -53,7 +53,7 @@ SHARES = {
     "micro-batches of halves": ("ddp:2+pipeline:2", "ddp:2+pipeline-1f1b:2"),
 }
 
-OTHERS = ("pytorch", "hdf5")
+OTHERS = ("pytorch", "hdf5", "dcp")
 """The formats other than the one that the control is run with."""
 
 ELSEWHERE = 1e-3
@@ -100,7 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained
         stopped = {name: folder / name / f"step-000001{SUFFIXES[name]}" for name in OTHERS}
         assert {other.digests for other in others[:2]} == {first.digests}
         files = {"safetensors": path, "pytorch": folder / "step-000003.pt", "hdf5": folder / "step-000003.h5"}
-        losses = {name: run.losses for name, run in zip(curves, others[4:], strict=True)}
+        losses = {name: run.losses for name, run in zip(curves, others[2 + len(OTHERS) :], strict=True)}
         return Trained(first, files, losses, folder / "mlp" / "step-000002.safetensors", stopped)
 
     return train_under

@@ -81,7 +81,13 @@ def test_a_state_saved_again_has_the_same_bytes(
     first = saved(run, checkpoint_format)
     time.sleep(max(0.0, first.stat().st_mtime + 1.1 - time.time()))
     resume(first, save=tmp_path, checkpoint_format=checkpoint_format)
-    assert (tmp_path / first.name).read_bytes() == first.read_bytes()
+    assert content(tmp_path / first.name) == content(first)
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """The bytes of a checkpoint's files."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {file.name: file.read_bytes() for file in files}
 
 
 def test_pytorch_checkpoints_hold_a_plain_state_dict(run: dict[str, TrainResult]) -> None:
@@ -153,7 +159,7 @@ def test_saving_every_n_steps_writes_each_and_refuses_to_overwrite(run: dict[str
     assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == before
 
 
-@pytest.mark.parametrize("checkpoint_format", SUFFIXES)
+@pytest.mark.parametrize("checkpoint_format", [name for name in SUFFIXES if name != "dcp"])
 def test_a_damaged_checkpoint_is_one_line_with_a_reason(
     run: dict[str, TrainResult], tmp_path: Path, checkpoint_format: str
 ) -> None:

@@ -118,7 +118,7 @@ def test_a_control_that_fails_exits_3(capsys: pytest.CaptureFixture[str], monkey
         (["digits-mlp", "--resume", __file__], 4, "[foreign]"),
         (["digits-mlp", "--metrics", __file__], 1, "exists"),
         (["digits-mlp", "--save-every", "2"], 2, "--save-every needs --save"),
-        (["digits-mlp", "--checkpoint-format", "onnx"], 2, "known: safetensors, pytorch, hdf5"),
+        (["digits-mlp", "--checkpoint-format", "onnx"], 2, "known: safetensors, pytorch, hdf5, dcp"),
         (["digits-mlp", "--steps", "1", "--timeout", "nan"], 2, "--timeout must be above 0 and at most 1e+06 seconds"),
         (["digits-mlp", "--steps", "1", "--reach", "one"], 2, "--reach says which copies --inject strikes: give both"),
         (["digits-mlp", "--steps", "1", "--metrics", "/dev/full"], 1, "/dev/full can't be written: No space left on"),

@@ -120,9 +120,17 @@ def _spec(
         seed=secrets.randbits(64) if seed is None else seed,
         **given,
     )
+    if alone := spec.never_async():
+        say(f"note: {', '.join(alone)}: no rows with --mode async, which {_asynchronous()} alone has", quiet)
     if drawn and spec.recipe is not None:
         say(f"seed {spec.seed}", quiet)
     return spec
+
+
+def _asynchronous() -> str:
+    from flipper.study.formats import FORMATS
+
+    return ", ".join(name for name, entry in FORMATS.items() if entry.asynchronous)
 
 
 def _names(text: str) -> tuple[str, ...]:
