@@ -12,9 +12,9 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 
-from flipper.errors import FlipperError, OutputError
+from flipper.errors import FlipperError
 from flipper.study import formats
-from flipper.study.formats.format import Asynchronous, Format, synced
+from flipper.study.formats.format import Asynchronous, Format, synced, told
 from flipper.study.memory import begin_peak, evict, files_of, peak_since, settle
 from flipper.study.restarting import keep
 from flipper.study.spec import Combination, StudySpec
@@ -75,16 +75,14 @@ class Trial:
 
     def measure(self) -> Values:
         """Seconds and bytes: of every quantity the value of the rank that has most of it; the file is gone then."""
-        try:
+        with told(self.combination.format, self.path.parent):
             mine = self._save()
             mine["load_seconds"] = self._load()
             self._on_rank_0(lambda: synced(self.path))
-            cold = self._on_rank_0(lambda: evict(self.path))
-            mine["cold_load_seconds"] = self._load() if cold else None
-            mine["bytes"] = sum(file.stat().st_size for file in files_of(self.path))
-            self._remove()
-        except OSError as error:  # the folder goes with the study
-            raise OutputError(f"{self.path.parent} can't be written: {error.strerror or error}") from error
+        cold = self._on_rank_0(lambda: evict(self.path))
+        mine["cold_load_seconds"] = self._load() if cold else None
+        mine["bytes"] = sum(file.stat().st_size for file in files_of(self.path))
+        self._remove()
         everyone = self.grid.everyone(mine)
         return {name: _most([each[name] for each in everyone]) for name in mine}
 

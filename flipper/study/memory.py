@@ -48,8 +48,10 @@ def files_of(path: Path) -> list[Path]:
 def evict(path: Path) -> bool:
     """Put a checkpoint's files, which must be on the disk already, out of the page cache; whether none is left there.
 
-    A file system in memory keeps them: what is read then is not cold.
+    A file system in memory keeps them, and some systems have no way to ask: what is read then is not cold.
     """
+    if not hasattr(os, "posix_fadvise"):
+        return False
     for file in files_of(path):
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:

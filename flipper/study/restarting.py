@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flipper.errors import TrainingError
 from flipper.study import formats
-from flipper.study.formats.format import Asynchronous
+from flipper.study.formats.format import Asynchronous, told
 from flipper.study.spec import Combination, StudySpec
 from flipper.study.subjects import InTraining, emptied, spoken_for
 from flipper.training import canonical, saving
@@ -55,19 +55,24 @@ def kinds_of(combinations: Iterable[Combination]) -> list[Combination]:
 
 def keep(spec: StudySpec, ranks: int, folder: Path, place: Place, combinations: Iterable[Combination]) -> None:
     """Save a checkpoint of each kind at one step; those in the background while training goes on. A collective."""
-    kinds = kinds_of(combinations)
-    run = _at_the_step(spec, ranks, place)
-    for kind in kinds:
-        if kind.mode == "sync":
-            formats.get(kind.format).save(spoken_for(run, kind.content), run.grid, kept_path(folder, kind), False)
-    for kind in kinds:
-        if kind.mode == "async":
+    run: InTraining | None = None
+    for kind in sorted(kinds_of(combinations), key=lambda kind: kind.mode, reverse=True):
+        if run is None or kind.mode == "async":
             run = _at_the_step(spec, ranks, place)
-            format = cast(Asynchronous, formats.get(kind.format))
-            pending = format.save_async(spoken_for(run, kind.content), run.grid, kept_path(folder, kind), False)
-            for _ in range(AFTER):
-                run.step()
-            pending.result()
+        with told(kind.format, folder):
+            _save(run, kind, kept_path(folder, kind))
+
+
+def _save(run: InTraining, kind: Combination, path: Path) -> None:
+    """In its mode; in the background, the run goes on meanwhile."""
+    format, shards = formats.get(kind.format), spoken_for(run, kind.content)
+    if kind.mode == "sync":
+        format.save(shards, run.grid, path, False)
+        return
+    pending = cast(Asynchronous, format).save_async(shards, run.grid, path, False)
+    for _ in range(AFTER):
+        run.step()
+    pending.result()
 
 
 def _at_the_step(spec: StudySpec, ranks: int, place: Place) -> InTraining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,14 +59,17 @@ def write(
             tensors, storage_writer=Writer(path, False, ties, keys), planner=SavePlanner(shards, keys), no_dist=alone
         )
     except CheckpointException as error:
-        rank = min(error.failures)
-        where = "" if alone else f"rank {rank}: "
-        raise OutputError(f"{target} can't be written: {where}{_reason(error.failures[rank][0])}") from error
+        where = "" if alone else f"rank {min(error.failures)}: "
+        raise OutputError(f"{target} can't be written: {where}{reason(error)}") from error
 
 
-def _reason(error: BaseException | None) -> str:
-    """In one line. torch's own writer hides the system's words, or has none."""
-    seen = error
+def reason(error: BaseException) -> str:
+    """Why something couldn't be written, in one line; torch's writers hide the system's words, or have none."""
+    if isinstance(error, CheckpointException):
+        error = error.failures[min(error.failures)][0]
+    if told := re.search(r"error message = '([^']*)'", str(error)):  # of HDF5
+        return told[1]
+    seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.strerror:
             return seen.strerror

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flipper.study import formats
-from flipper.study.measuring import Trial
+from flipper.study.measuring import Trial, measure_rank
 from flipper.study.restarting import KEPT_AT, _Restarts
 from flipper.study.spec import Combination, StudySpec
 from flipper.study.subjects import AtRest, _own_rows, emptied, spoken_for
@@ -59,6 +60,12 @@ def round_trip(names: tuple[str, ...], folder: Path, place: Place, emit: Emit) -
 def _same(a: Tensor, b: Tensor) -> bool:
     return (a.dtype, a.shape) == (b.dtype, b.shape) and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes() \
         if a.dtype != torch.bfloat16 else torch.equal(a.view(torch.int16), b.view(torch.int16))  # fmt: skip
+
+
+def with_small_files(spec: StudySpec, most: int, folder: Path, place: Place, emit: Emit) -> None:
+    """Measure where the system takes no file of more bytes than this."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    measure_rank(spec, place.world, folder, place, emit)
 
 
 def peak_of_a_save(folder: Path, place: Place, emit: Emit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from flipper.errors import UsageError
 from flipper.study.formats.format import Pending, Shards
 from flipper.training.dcp import SavePlanner, ShardLoader, Writer
 from flipper.training.parallel.grid import Grid
@@ -46,7 +48,17 @@ class SafetensorsShards:
     """Directories of a file of safetensors a rank, whose header says which parts of the tensors it has."""
 
     def prepare(self, grid: Grid) -> None:
-        pass
+        try:
+            from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+            del HuggingFaceStorageReader
+            known = "save_distributed" in signature(HuggingFaceStorageWriter).parameters
+        except ImportError:
+            known = False
+        if not known:
+            raise UsageError(
+                f"--formats safetensors-sharded needs a newer torch: {torch.__version__} writes no such shards"
+            )
 
     def save(self, shards: Shards, grid: Grid, path: Path, fsync: bool) -> None:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter

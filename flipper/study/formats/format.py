@@ -11,8 +11,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
+from flipper.errors import FlipperError, OutputError
 from flipper.training.canonical import State
+from flipper.training.dcp import reason
 from flipper.training.parallel.grid import Grid
 from flipper.training.parallel.layout import put_together
 from flipper.training.parallel.shards import Shard
@@ -87,6 +90,17 @@ def gathered(shards: Shards, grid: Grid) -> State:
     if grid.world == 1:
         return {name: shard.tensor.detach().cpu() for name, shard in shards.items()}
     return put_together(grid, shards)
+
+
+@contextmanager
+def told(format: str, folder: Path) -> Iterator[None]:
+    """Turn whatever a library raises while it saves into an OutputError of one line."""
+    try:
+        yield
+    except FlipperError:
+        raise
+    except (Exception, CheckpointException) as error:  # the second is no Exception
+        raise OutputError(f"{folder}: {format} can't be written there: {reason(error)}") from error
 
 
 @contextmanager
