@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flipper.campaigns.deaths import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import band_of, bands, golden_key, judge
 from flipper.campaigns.record import RunRecord
@@ -41,6 +42,8 @@ def run_again(campaign: Campaign, cell: int, number: int, *, full: bool = False,
         "metric_golden": golden.metric,
         "loss_final": run.loss,
         "struck": run.struck,
+        **({"deaths": run.deaths, "lost": run.lost, "world_size": run.world_size, "steps_again": run.steps_again}
+           if campaign.spec.fault == RANK_LOSS else {}),
         "state_digest": run.state_digest,
         "as_stored": None if stored is None else _came_to(stored) == _came_to(run),
         "kept": str(campaign.folder.trial(cell, number)) if keep else None,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flipper.campaigns import deaths
 from flipper.campaigns.command_lines import GIVEN, places, settings
 from flipper.campaigns.spec import AMOUNTS, DRAWING, Spec
 from flipper.errors import UsageError
@@ -50,7 +51,7 @@ class Cell:
     @property
     def drawing(self) -> str:
         """Which faults are drawn, without how many: what trials share whose faults nest."""
-        return canonical({axis: self.axes[axis] for axis in DRAWING if axis in self.axes})
+        return canonical({axis: self.axes[axis] for axis in (*DRAWING, *deaths.POINT) if axis in self.axes})
 
     @property
     def label(self) -> str:
@@ -136,7 +137,9 @@ def cells_of(spec: Spec, known: Mapping[str, int] | None = None) -> tuple[Cell, 
 def _check(spec: Spec, cell: Cell) -> None:
     try:
         model = cell.model
-        if spec.recipe:
+        if spec.fault == deaths.RANK_LOSS:
+            deaths.check_cell(cell.axes, spec.recipe or "", spec.save_every)
+        elif spec.recipe:
             layout = Parallel.parse(cell.parallel)
             Reach.parse(cell.reach, layout)
             if "checkpoint" in cell.axes:

@@ -17,10 +17,10 @@ from typing import Any, Final
 from flipper.campaigns.cells import Start
 from flipper.campaigns.command_lines import places, words
 from flipper.campaigns.folder import Campaign
+from flipper.campaigns.listener import fingerprint_id
 from flipper.campaigns.metrics_files import Metrics, Series, aligned, metrics_of, read_series
 from flipper.campaigns.process_tree import Ended, run_command
 from flipper.campaigns.record import COMPLETED, CRASH, HANG, REFUSED, RunRecord
-from flipper.campaigns.runs import fingerprint_id
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.states import State, state_of
 from flipper.checkpoints.output import writing

@@ -25,9 +25,10 @@ from flipper.campaigns.command_run import (
     run_in,
 )
 from flipper.campaigns.folder import Campaign
+from flipper.campaigns.listener import fingerprint_id
 from flipper.campaigns.metrics_files import blind_spot, complaint
 from flipper.campaigns.record import RunRecord
-from flipper.campaigns.runs import fingerprint_id, plan_digest, plan_of, struck_of
+from flipper.campaigns.runs import plan_digest, plan_of, struck_of
 from flipper.campaigns.scratch import made_once
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.states import state_of

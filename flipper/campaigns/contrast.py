@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flipper.campaigns.cells import Cell
+from flipper.campaigns.deaths import RANK_LOSS
 from flipper.campaigns.results import Results, Trial
 from flipper.campaigns.spec import Spec
 from flipper.errors import UsageError
@@ -25,13 +26,24 @@ ALPHA = 0.05
 Match = tuple[Trial, Trial]
 
 
+def question(spec: Spec) -> str:
+    """The axis that the primary question is about."""
+    return "recovery" if spec.fault == RANK_LOSS else "parallel"
+
+
 def contrast_of(spec: Spec, cells: Iterable[Cell]) -> tuple[str, str] | None:
-    """The layouts of the primary question: those that the spec names, else the first data- and model-parallel one."""
-    layouts = list(dict.fromkeys(cell.parallel for cell in cells))
+    """What the primary question compares: the layouts, or recoveries, that the spec names.
+
+    Else the first data- and model-parallel layout; of recoveries, the two where there are just two.
+    """
+    axis = question(spec)
+    layouts = list(dict.fromkeys(str(cell.axes[axis]) for cell in cells))
     if spec.contrast is not None:
         if missing := [name for name in spec.contrast if name not in layouts]:
-            raise UsageError(f"campaign.contrast names {missing[0]!r}; the axis parallel has {', '.join(layouts)}")
+            raise UsageError(f"campaign.contrast names {missing[0]!r}; the axis {axis} has {', '.join(layouts)}")
         return spec.contrast
+    if axis == "recovery":
+        return (layouts[0], layouts[1]) if len(layouts) == 2 else None
     kinds = {name: _kind(name) for name in layouts}
     data = next((name for name in layouts if kinds[name] == "data"), None)
     model = next((name for name in layouts if kinds[name] == "model"), None)
@@ -52,6 +64,8 @@ def _kind(name: str) -> str:
 def primary(results: Results) -> dict[str, Any]:
     """The answer to the campaign's question: harm under data- minus harm under model-parallel training, over all cells.
 
+    Where ranks die, harm under one recovery minus harm under another.
+
     Doses nest and share their draw, so a draw's pairs are one cluster: p is the exact sign-flip test over draws, which
     is McNemar's where each has one pair; mcnemar_p takes all pairs for independent. equivalent: whether the difference
     lies inside the margin, by two one-sided tests.
@@ -60,13 +74,14 @@ def primary(results: Results) -> dict[str, Any]:
     if main is None:
         return {"endpoint": "not benign", "a": None, "b": None, "pairs": 0}
     a, b = main
-    left = [cell for cell in results.campaign.cells if cell.parallel == a]
-    right = [cell for cell in results.campaign.cells if cell.parallel == b]
-    matches = matched("parallel", results, left, right)
+    axis = question(results.campaign.spec)
+    left = [cell for cell in results.campaign.cells if cell.axes[axis] == a]
+    right = [cell for cell in results.campaign.cells if cell.axes[axis] == b]
+    matches = matched(axis, results, left, right)
     found: dict[str, Any] = {"endpoint": "not benign", "a": a, "b": b}
     if not matches:
         return found | {"pairs": 0}
-    return found | tested(results, matches, "parallel") | {"over_seeds": _over_seeds(results, matches)}
+    return found | tested(results, matches, axis) | {"over_seeds": _over_seeds(results, matches)}
 
 
 def pair_up(results: Results, axis: str, left: Sequence[Cell], right: Sequence[Cell]) -> dict[str, Any] | None:

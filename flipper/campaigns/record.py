@@ -23,6 +23,9 @@ class RunRecord:
     steps: (step, loss, gradient norm) in order; evals: (step, loss, metric); replicas: (step, largest difference).
     detected: (detector, step, rank). faults: (tensor, element, bits, before, after), the first thousand of `struck`.
     resident: per rank, the bits that it keeps in memory, by what they are. population: eligible bits of the faults.
+    deaths: of ranks, that were asked for, as `--kill` has them; lost: (rank, step, seconds until it was noticed), those
+    that came; recovery_seconds: from the notices until training went on; steps_again: done again; world_size: ranks
+    left after the last death, None where nobody died.
     weight: of the trial among those of its cell, where faults are not drawn uniformly. plan: a key that is equal for
     equal faults under one layout. reused: (cell, trial) that had the same plan, whose result this is.
     """
@@ -60,6 +63,11 @@ class RunRecord:
     weight: float = 1.0
     plan: str = ""
     reused: tuple[int, int] | None = None
+    deaths: list[str] = field(default_factory=list)
+    lost: list[tuple[int, int, float]] = field(default_factory=list)
+    recovery_seconds: float = 0.0
+    steps_again: int = 0
+    world_size: int | None = None
     seconds: float = 0.0
 
     @classmethod

@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell
+from flipper.campaigns.deaths import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import Band, Judgement, band_of, bands, golden_key, judge
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.store import Store
+from flipper.training.layouts import Parallel
 
 MEASURES: Final = (
     "trial", "training_seed", "seed", "outcome", "group", "metric_final", "metric_golden", "loss_final",
@@ -21,6 +24,12 @@ MEASURES: Final = (
     "fingerprint", "error",
 )  # fmt: skip
 """Columns of an exported row, after the cell and its axes."""
+
+DEATH_MEASURES: Final = (
+    "deaths", "accuracy_loss", "overhead_seconds", "overhead_fraction", "recovery_seconds", "steps_again",
+    "world_size_end",
+)  # fmt: skip
+"""Columns after those, where ranks die."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,11 @@ class Results:
         """A null trial, by the rules for trials."""
         return judge(null, self.goldens[golden_key(null)], self.band(null.parallel), self.campaign.spec)
 
+    @property
+    def lose_ranks(self) -> bool:
+        """Whether its faults are deaths of ranks."""
+        return self.campaign.spec.fault == RANK_LOSS
+
     @cached_property
     def by_cell(self) -> dict[int, list[Trial]]:
         """Trials by cell number, in the order of their own numbers."""
@@ -66,6 +80,14 @@ class Results:
         for trial in self.trials:
             found[trial.cell.number].append(trial)
         return found
+
+    @cached_property
+    def clean_seconds(self) -> dict[tuple[str, str], float]:
+        """By layout and machine, of clean runs from where trials start, with nothing saved: the median."""
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for run in (*self.controls, *self.nulls):
+            seconds.setdefault((run.parallel, run.fingerprint), []).append(run.seconds)
+        return {key: median(values) for key, values in seconds.items()}
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -95,7 +117,7 @@ def load_results(campaign: Campaign, *, detail: bool = False) -> Results:
 
 def columns(results: Results) -> tuple[str, ...]:
     """The columns of exported rows."""
-    return "cell", *results.axes, *MEASURES
+    return "cell", *results.axes, *MEASURES, *(DEATH_MEASURES if results.lose_ranks else ())
 
 
 def rows(results: Results) -> Iterator[dict[str, Any]]:
@@ -128,7 +150,32 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
             "state_digest": run.state_digest,
             "fingerprint": run.fingerprint,
             "error": run.error,
+            **(measured(results, trial) if results.lose_ranks else {}),
         }
+
+
+def measured(results: Results, trial: Trial) -> dict[str, Any]:
+    """What a trial's deaths cost; None for what a run that failed didn't come to.
+
+    accuracy_loss: by how much the last metric is worse than the golden run's. overhead_seconds: of the whole run, over
+    a clean one's; overhead_fraction: the same as a part of that. Times depend on what else the machine does.
+    """
+    run, golden = trial.run, trial.golden
+    usual = results.clean_seconds.get((run.parallel, run.fingerprint))
+    over = None if run.failed or usual is None else run.seconds - usual
+    loss = None
+    if not run.failed and run.metric is not None and golden.metric is not None:
+        loss = golden.metric - run.metric if results.campaign.spec.better == "higher" else run.metric - golden.metric
+    size = Parallel.parse(run.parallel).ranks if run.world_size is None else run.world_size
+    return {
+        "deaths": " ".join(run.deaths),
+        "accuracy_loss": loss,
+        "overhead_seconds": over,
+        "overhead_fraction": over / usual if over is not None and usual else None,
+        "recovery_seconds": run.recovery_seconds,
+        "steps_again": run.steps_again,
+        "world_size_end": None if run.failed else size,
+    }
 
 
 def _replicas_detected(run: RunRecord) -> bool:

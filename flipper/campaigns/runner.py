@@ -6,14 +6,14 @@ The three functions can be sent to another process by name.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from flipper.campaigns import commands, runs
+from flipper.campaigns import commands, death_runs, runs
 from flipper.campaigns.cells import Cell, Start, start_of
+from flipper.campaigns.deaths import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.spec import Spec
-from flipper.faults.plan import FaultPlan
 
 
 class _Golden(Protocol):
@@ -24,7 +24,7 @@ class _Golden(Protocol):
 
 
 class Runner(Protocol):
-    """What the modules `runs` and `commands` both offer."""
+    """What the modules `runs`, `death_runs` and `commands` all offer; a plan says which faults a trial has."""
 
     def golden_of(self, campaign: Campaign, start: Start) -> _Golden: ...
     def null_trial(self, campaign: Campaign, start: Start, number: int) -> RunRecord: ...
@@ -34,12 +34,14 @@ class Runner(Protocol):
     def parts(self, golden: RunRecord, control: RunRecord) -> str | None: ...
     def note_on(self, spec: Spec, golden: RunRecord, control: RunRecord) -> str | None: ...
     def clean_of(self, campaign: Campaign, start: Start, golden: RunRecord) -> Path: ...
-    def plan_of(self, campaign: Campaign, cell: Cell, trial: int, clean: Path) -> FaultPlan: ...
-    def plan_key(self, campaign: Campaign, start: Start, cell: Cell, plan: FaultPlan) -> str: ...
+    def plan_of(self, campaign: Campaign, cell: Cell, trial: int, clean: Path) -> Any: ...
+    def plan_key(self, campaign: Campaign, start: Start, cell: Cell, plan: Any) -> str: ...
 
 
 def runner_of(spec: Spec) -> Runner:
     """The module for a campaign."""
+    if spec.fault == RANK_LOSS:
+        return death_runs
     return commands if spec.commands else runs
 
 

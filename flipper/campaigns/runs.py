@@ -8,14 +8,16 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
+from flipper.campaigns.deaths import RANK_LOSS
 from flipper.campaigns.folder import Campaign
-from flipper.campaigns.record import COMPLETED, CRASH, HANG, IDENTICAL, REFUSED, RunRecord
+from flipper.campaigns.listener import Listener, fingerprint_id, listener_of
+from flipper.campaigns.record import CRASH, HANG, IDENTICAL, REFUSED, RunRecord
 from flipper.campaigns.scratch import made_once
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.weighting import weight_of
@@ -29,6 +31,9 @@ from flipper.errors import (
     TrainingError,
     UsageError,
 )
+from flipper.failstop.counting import bucket_count
+from flipper.failstop.run import train_through
+from flipper.failstop.spec import FailstopSpec
 from flipper.faults.draw import draw
 from flipper.faults.plan import FaultPlan
 from flipper.injection.inject import inject
@@ -37,7 +42,7 @@ from flipper.training.faults_file import LiveFaults
 from flipper.training.fingerprint import machine_fingerprint
 from flipper.training.layouts import Parallel
 from flipper.training.run import train
-from flipper.training.spec import SUFFIXES, Event, TrainSpec, Watch
+from flipper.training.spec import SUFFIXES, TrainSpec, Watch
 
 FAULTS_KEPT: Final = 1000
 """Faults of a trial that are stored one by one."""
@@ -53,7 +58,8 @@ ROOM: Final = 1 << 18
 class Golden:
     """A golden run and its control, and the files that trials start from and are measured by.
 
-    clean: the checkpoint that is altered. last: the final one. digests: step -> resume digest on the way.
+    clean: the checkpoint that is altered. last: the final one. digests: step -> resume digest on the way. buckets: that
+    gradients are averaged in, where ranks are to die.
     """
 
     golden: RunRecord
@@ -61,74 +67,7 @@ class Golden:
     clean: Path
     last: Path
     digests: Mapping[int, str]
-
-
-@dataclass
-class Listener:
-    """Takes in the events of a run and keeps what a record needs; `record` makes it."""
-
-    metric: str
-    started: bool = False
-    events: dict[str, Any] = field(default_factory=dict)
-    steps: list[tuple[int, float, float]] = field(default_factory=list)
-    evals: list[tuple[int, float, float]] = field(default_factory=list)
-    replicas: list[tuple[int, float]] = field(default_factory=list)
-    detected: list[tuple[str, int, int]] = field(default_factory=list)
-    digests: dict[int, str] = field(default_factory=dict)
-    saved: dict[int, str] = field(default_factory=dict)
-
-    def __call__(self, event: Event) -> None:
-        match event["event"]:
-            case "start":
-                self.started = True
-                self.events["start"] = event
-            case "step":
-                self.steps.append((event["step"], event["loss"], event["grad_norm"]))
-            case "eval" if not event.get("replica"):
-                self.evals.append((event["step"], event["loss"], event[self.metric]))
-            case "replicas":
-                self.replicas.append((event["step"], event["max_abs_difference"]))
-            case "detect":
-                self.detected.append((event["detector"], event["step"], event["rank"]))
-            case "digest":
-                self.digests[event["step"]] = event["resume_digest"]
-            case "saved":
-                self.saved[event["step"]] = event["path"]
-            case "end":
-                self.events["end"] = event
-
-    def record(self, kind: str, parallel: str, training_seed: int, **values: Any) -> RunRecord:
-        """The record of the run."""
-        start, end = self.events.get("start", {}), self.events.get("end", {})
-        return RunRecord(
-            kind,
-            parallel,
-            training_seed,
-            ended=values.pop("ended", None) or end.get("stopped") or COMPLETED,
-            fingerprint=fingerprint_id(start["fingerprint"]) if start else "",
-            first_step=start.get("step", 0),
-            last_step=self.steps[-1][0] if self.steps else start.get("step", 0),
-            steps=self.steps,
-            evals=self.evals,
-            replicas=self.replicas,
-            detected=self.detected,
-            loss=self.steps[-1][1] if self.steps else None,
-            metric=self.evals[-1][2] if self.evals else None,
-            max_abs_parameter=end.get("max_abs_parameter"),
-            nonfinite=end.get("nonfinite"),
-            state_distance=end.get("state_distance"),
-            resident=end.get("resident", []),
-            state_digest=end.get("state_digest", ""),
-            resume_digest=end.get("resume_digest", ""),
-            seconds=end.get("seconds", 0.0),
-            **values,
-        )
-
-
-def fingerprint_id(fingerprint: Mapping[str, str]) -> str:
-    """A short name for a kind of machine; the golden folder keeps what it stands for."""
-    text = json.dumps(fingerprint, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    buckets: int = 0
 
 
 def golden_of(campaign: Campaign, start: Start) -> Golden:
@@ -151,7 +90,8 @@ def _loaded(path: Path, changed: int) -> Golden:
     document = json.loads(path.read_text("utf-8"))
     clean, last = (path.parent / document[name] for name in ("clean", "last"))
     digests = {int(step): digest for step, digest in document["digests"].items()}
-    return Golden(RunRecord(**document["golden"]), RunRecord(**document["control"]), clean, last, digests)
+    runs = RunRecord(**document["golden"]), RunRecord(**document["control"])
+    return Golden(*runs, clean, last, digests, document.get("buckets", 0))
 
 
 def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golden:
@@ -159,17 +99,23 @@ def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golde
     record = home / "golden.json"
     if not record.exists():
         made_once(home, functools.partial(_make_golden, campaign.spec, parallel, seed))  # another's are the same bits
+    return stored_golden(home)
+
+
+def stored_golden(home: Path) -> Golden:
+    """The golden run that lies in a folder, and its control."""
+    record = home / "golden.json"
     return _loaded(record, record.stat().st_mtime_ns)
 
 
 def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
     """Run golden and control, and keep their record, the clean checkpoint and the last one in the folder."""
     whole = folder / "whole"
-    hear = Listener(spec.metric)
-    base = _train_spec(spec, parallel, seed=seed, save=whole, watch=Watch(stop=False))
+    base = train_spec(spec, parallel, seed=seed, save=whole, watch=Watch(stop=False))
     if at_start := not (spec.inject_step or spec.inject_epoch):
-        train(replace(base, steps=0, epochs=None, watch=None), Listener(spec.metric))
-    train(replace(base, save_every=spec.inject_step or 0, save_epoch=spec.inject_epoch or None), hear)
+        _train(spec, replace(base, steps=0, epochs=None, watch=None), Listener(spec.metric))
+    hear = listener_of(spec)
+    _train(spec, replace(base, save_every=spec.inject_step or 0, save_epoch=spec.inject_epoch or None), hear)
     golden = hear.record("golden", parallel, seed)
     suffix = SUFFIXES[spec.checkpoint_format]
     struck_at = 0 if at_start else spec.inject_step or min(hear.saved)
@@ -177,9 +123,9 @@ def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
     (whole / f"step-{struck_at:06d}{suffix}").rename(clean)
     (whole / f"step-{golden.last_step:06d}{suffix}").rename(last)
     shutil.rmtree(whole)
-    told = Listener(spec.metric)
-    watch = Watch(_asked(struck_at, golden.last_step), reference=last, stop=False)
-    train(_train_spec(spec, parallel, resume=clean, watch=watch), told)
+    told = listener_of(spec)
+    asked = frozenset() if spec.fault == RANK_LOSS else _asked(struck_at, golden.last_step)
+    _train(spec, train_spec(spec, parallel, resume=clean, watch=Watch(asked, reference=last, stop=False)), told)
     control = told.record("control", parallel, seed)
     if (problem := parts(golden, control)) is not None:
         raise TrainingError(
@@ -191,10 +137,26 @@ def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
         "clean": clean.name,
         "last": last.name,
         "digests": told.digests,
+        "buckets": _buckets(spec, parallel),
         "golden": {**golden.summary(), **golden.detail()},
         "control": {**control.summary(), **control.detail()},
     }
     (folder / "golden.json").write_text(json.dumps(document), "utf-8")
+
+
+def _train(spec: Spec, run: TrainSpec, hear: Listener, limit: float | None = None) -> None:
+    """Make a run as the campaign's trials are made: where their ranks die, by what sees to that."""
+    if spec.fault == RANK_LOSS:
+        train_through(FailstopSpec(run), hear)
+    else:
+        train(run, hear, limit=limit)
+
+
+def _buckets(spec: Spec, parallel: str) -> int:
+    """Those that a rank may die in."""
+    assert spec.recipe is not None
+    overlapped = spec.fault == RANK_LOSS and FailstopSpec(train_spec(spec, parallel, seed=0)).overlapped
+    return bucket_count(spec.recipe) if overlapped else 0
 
 
 def _asked(start: int, end: int) -> frozenset[int]:
@@ -218,7 +180,8 @@ def note_on(spec: Spec, golden: RunRecord, control: RunRecord) -> str | None:
     return None
 
 
-def _train_spec(spec: Spec, parallel: str, **values: Any) -> TrainSpec:
+def train_spec(spec: Spec, parallel: str, **values: Any) -> TrainSpec:
+    """A run of the campaign, without faults."""
     assert spec.recipe is not None
     layout = Parallel.parse(parallel)
     return TrainSpec(
@@ -244,7 +207,7 @@ def null_trial(campaign: Campaign, start: Start, number: int) -> RunRecord:
     digest = hashlib.sha256(f"{spec.seed}\0null\0{seed}\0{number}".encode()).digest()
     other = int.from_bytes(digest[:8], "little")
     watch = Watch(reference=golden.last, stop=False)
-    run = _train_spec(spec, start.parallel, resume=golden.clean, seed=other, watch=watch)
+    run = train_spec(spec, start.parallel, resume=golden.clean, seed=other, watch=watch)
     return _followed(spec, run, golden, kind="null", training_seed=seed, trial=number, seed=other)
 
 
@@ -286,7 +249,7 @@ def struck_trial(
         altered = Path(scratch, golden.clean.name)
         manifest = inject(golden.clean, altered, plan)
         watch = Watch(golden=golden.digests, reference=golden.last, stop=not full)
-        run = _train_spec(spec, cell.parallel, resume=altered, watch=watch)
+        run = train_spec(spec, cell.parallel, resume=altered, watch=watch)
         if reach != "all":
             live = LiveFaults(plan, None, plan.seed or 0)
             run = replace(run, resume=golden.clean, inject=live, at=golden.control.first_step, reach=reach)
@@ -301,12 +264,22 @@ def struck_trial(
 
 
 def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunRecord:
-    """Train, and make a record of it even where it fails; not where it was ended, or the machine lacked something."""
-    hear = Listener(spec.metric)
-    ended, error = None, None
+    """Train, and make a record of it."""
     limit = spec.timeout + SLOWER * max(golden.golden.seconds, golden.control.seconds, 1.0)
+    return followed(spec, str(run.parallel), golden, lambda hear: _train(spec, run, hear, limit), **values)
+
+
+def followed(
+    spec: Spec, parallel: str, golden: Golden, work: Callable[[Listener], object], **values: Any
+) -> RunRecord:
+    """Do the work, a run that tells the listener its events, and make a record of it even where it fails.
+
+    Not where it was ended, or the machine lacked something.
+    """
+    hear = listener_of(spec)
+    ended, error = None, None
     try:
-        train(run, hear, limit=limit)
+        work(hear)
     except (EndedError, StartError):
         raise
     except (TrainingError, MismatchError, CheckpointError, UsageError) as failure:
@@ -315,7 +288,7 @@ def _followed(spec: Spec, run: TrainSpec, golden: Golden, **values: Any) -> RunR
         _check_room()
         ended = REFUSED if not hear.started else HANG if isinstance(failure, HangError) else CRASH
         error = str(failure)
-    record = hear.record(parallel=str(run.parallel), ended=ended, error=error, **values)
+    record = hear.record(parallel=parallel, ended=ended, error=error, **values)
     record.fingerprint = record.fingerprint or golden.golden.fingerprint  # refused before it told its own
     if record.ended == IDENTICAL:
         _finish_as(record, golden.golden)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flipper.campaigns.cells import Cell, effective_reach, null_starts, start_of, starts
-from flipper.campaigns.contrast import contrast_of
+from flipper.campaigns.contrast import contrast_of, question
 from flipper.campaigns.folder import Campaign, Folder
 from flipper.campaigns.runner import run_golden, run_trial, runner_of
 from flipper.campaigns.spec import Spec
@@ -45,7 +45,7 @@ def overview(campaign: Campaign) -> dict[str, Any]:
     nulls = null_starts(spec, campaign.cells) if spec.tolerance is None else []
     total = sum(cell.trials for cell in campaign.cells)
     main = contrast_of(spec, campaign.cells)
-    shared = _paired(campaign.cells, main)
+    shared = _paired(campaign.cells, question(spec), main)
     return {
         "name": spec.name,
         "cells": len(campaign.cells),
@@ -58,11 +58,11 @@ def overview(campaign: Campaign) -> dict[str, Any]:
     }
 
 
-def _paired(cells: tuple[Cell, ...], main: tuple[str, str] | None) -> int:
-    """Pairs of trials under the two layouts of the primary question."""
+def _paired(cells: tuple[Cell, ...], axis: str, main: tuple[str, str] | None) -> int:
+    """Pairs of trials of the primary question, which compares two values of an axis."""
     if main is None:
         return 0
-    a, b = ({cell.without("parallel"): cell.trials for cell in cells if cell.parallel == name} for name in main)
+    a, b = ({cell.without(axis): cell.trials for cell in cells if cell.axes[axis] == name} for name in main)
     return sum(min(trials, b[key]) for key, trials in a.items() if key in b)
 
 
@@ -106,7 +106,8 @@ def _most_trials(campaign: Campaign, cell: Cell) -> int:
 
 def _two(spec: Spec, cells: tuple[Cell, ...]) -> list[Cell]:
     """A cell of each layout of the primary question, else of the first and the last layout."""
-    names = contrast_of(spec, cells) or (cells[0].parallel, cells[-1].parallel)
+    pair = contrast_of(spec, cells) if question(spec) == "parallel" else None
+    names = pair or (cells[0].parallel, cells[-1].parallel)
     return [next(cell for cell in cells if cell.parallel == name) for name in dict.fromkeys(names)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper import toml
+from flipper.campaigns import deaths
 from flipper.campaigns.command_lines import check_commands, checkpoints_of
 from flipper.campaigns.metrics_files import metrics_of
 from flipper.errors import FlipperError, UsageError
@@ -29,6 +30,7 @@ _LISTS: Final = ("layer", "exclude", "role", "dtype")
 
 KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "name": ((str,), "a text"),
+    "fault": ((str,), " or ".join(map(repr, deaths.FAULTS))),
     "seed": ((int,), "a whole number"),
     "training_seeds": ((list,), "a list of whole numbers"),
     "recipe": ((str,), "a recipe's name, or FILE.py:NAME"),
@@ -44,6 +46,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "tolerance": ((int, float, str), '"auto", or a number in the metric'),
     "equivalence": ((float,), "a number between 0 and 1"),
     "extreme_factor": ((int, float), "a number above 1"),
+    "save_every": ((int,), "a whole number of steps"),
     "evaluate_every": ((int,), "a whole number of steps"),
     "probe_every": ((int,), "a whole number of steps"),
     "detect": ((list,), "a list of detectors"),
@@ -74,6 +77,8 @@ class Slice:
 class Spec:
     """A campaign. Exactly one of `recipe` and `commands` is given; the rest are the keys of INTERFACE section 8.
 
+    fault: "bit-flip", or "rank-loss": ranks die; the axes are then those of `deaths`. save_every: steps between the
+    checkpoints that a restart goes on from.
     trials: per cell, when there is no margin and no census. census: every eligible bit once. margin, confidence:
     trials of a cell go on until its interval is no wider. tolerance: None takes the band from the null trials.
     equivalence: differences smaller than that are none. extreme_factor: of golden's largest |parameter|. contrast: the
@@ -85,6 +90,7 @@ class Spec:
 
     name: str
     slices: tuple[Slice, ...]
+    fault: str = deaths.BIT_FLIP
     seed: int = 0
     training_seeds: tuple[int, ...] = (1,)
     recipe: str | None = None
@@ -103,6 +109,7 @@ class Spec:
     tolerance: float | None = None
     equivalence: float = 0.05
     extreme_factor: float = 10.0
+    save_every: int = 0
     evaluate_every: int = 0
     probe_every: int = 0
     detect: tuple[str, ...] = ()
@@ -180,7 +187,7 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         raise UsageError(f"commands.{wrong} must be a command line, not {commands[wrong]!r}")
     if bool(commands) == ("recipe" in values):
         raise UsageError("give campaign.recipe, or a table [commands] with a line for each layout; one of them")
-    values["slices"] = _slices(document, commands, here)
+    values["slices"] = _slices(document, commands, here, values.setdefault("fault", deaths.BIT_FLIP))
     if "name" not in values:
         raise UsageError("campaign.name is missing: a text, which names the folder of the results too")
     metric = values.setdefault("metric", metrics.get("metric", "accuracy"))
@@ -262,8 +269,9 @@ def _amount(trials: Any, margin: float | None) -> dict[str, Any]:
     return {} if trials is None else {"trials": trials}
 
 
-def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path) -> tuple[Slice, ...]:
+def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path, fault: str) -> tuple[Slice, ...]:
     """The slices, each with what [axes] gives to all; [axes] alone is the only one."""
+    axes = deaths.AXES if fault == deaths.RANK_LOSS else AXES
     shared = _table(document, "axes", needed=False)
     parts = document.get("slices", [{}])
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts) or not parts:
@@ -279,11 +287,25 @@ def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path
             given.setdefault("parallel", list(commands))
             if "checkpoint" in given:
                 given["checkpoint"] = checkpoints_of(where, given["checkpoint"], here)
-        _known(f"axis of {where}", given, AXES)
+        _of_this_fault(where, given, fault)
+        _known(f"axis of {where}", given, axes)
         if "parallel" not in given:
             raise UsageError(f'{where}: an axis parallel is missing, such as parallel = ["ddp:2", "pipeline:2"]')
-        found.append(Slice({axis: _values(where, axis, given[axis]) for axis in AXES if axis in given}, trials))
+        found.append(Slice({axis: _values(where, axis, given[axis]) for axis in axes if axis in given}, trials))
     return tuple(found)
+
+
+def _of_this_fault(where: str, given: Mapping[str, Any], fault: str) -> None:
+    """Raise UsageError for axes of the other kind of faults."""
+    other, theirs, ours = (
+        (deaths.BIT_FLIP, AXES, deaths.AXES) if fault == deaths.RANK_LOSS else (deaths.RANK_LOSS, deaths.AXES, AXES)
+    )
+    for axis in given:
+        if axis in theirs and axis not in ours:
+            raise UsageError(
+                f"{where}: {axis} = {given[axis]!r} goes with campaign.fault = {other!r}, and here that is {fault!r}, "
+                f"with the axes {', '.join(ours)}"
+            )
 
 
 def _values(where: str, axis: str, given: Any) -> tuple[Value, ...]:
@@ -291,6 +313,7 @@ def _values(where: str, axis: str, given: Any) -> tuple[Value, ...]:
     if not values:
         raise UsageError(f"{where}: {axis} has no value")
     for value in values:
+        deaths.check_value(where, axis, value)
         if isinstance(value, list) and (axis not in _LISTS or not all(isinstance(each, str) for each in value)):
             raise UsageError(f"{where}: {axis} takes no list {value!r} as one of its values")
         if isinstance(value, dict) and axis not in ("weight", "field_weight"):
@@ -310,7 +333,8 @@ def _check(spec: Spec) -> None:
         value = getattr(spec, key)
         if value is not None and not low < value < high:
             raise UsageError(f"campaign.{key} must be {KINDS[key][1]}, not {value}")
-    for key in ("null_trials", "evaluate_every", "probe_every", "inject_epoch", "inject_step", "epochs", "steps"):
+    for key in ("null_trials", "save_every", "evaluate_every", "probe_every", "inject_epoch", "inject_step", "epochs",
+                "steps"):  # fmt: skip
         if (getattr(spec, key) or 0) < 0:
             raise UsageError(f"campaign.{key} is negative: {getattr(spec, key)}")
     if spec.tolerance is not None and spec.tolerance < 0:
@@ -323,12 +347,29 @@ def _check(spec: Spec) -> None:
         raise UsageError(f"campaign.threads must be 1, not {spec.threads}: sums change with the number of threads")
     if spec.timeout <= 0:
         raise UsageError(f"campaign.timeout must be a positive number of seconds, not {spec.timeout}")
+    if spec.fault not in deaths.FAULTS:
+        raise UsageError(f"campaign.fault must be {KINDS['fault'][1]}, not {spec.fault!r}")
+    if spec.fault == deaths.RANK_LOSS:
+        _check_rank_loss(spec)
+    elif spec.save_every:
+        raise UsageError("campaign.save_every goes with fault = 'rank-loss', for recovery = \"restart\"")
     if spec.recipe:
         _check_recipe(spec)
 
 
+def _check_rank_loss(spec: Spec) -> None:
+    if not spec.recipe:
+        raise UsageError("campaign.fault 'rank-loss' goes with a recipe: flipper starts the ranks that are to die")
+    if spec.census:
+        raise UsageError("campaign.trials = \"all\" goes with fault = 'bit-flip'; give a number of trials, or a margin")
+    if spec.fit is not None:
+        raise UsageError(f"campaign.fit = {spec.fit:g} is a rate of bit flips; deaths have the axis mtbf")
+    if spec.inject_epoch is not None and spec.inject_step is not None:
+        raise UsageError("give campaign.inject_epoch or campaign.inject_step, not both: where trials go on from")
+
+
 def _check_recipe(spec: Spec) -> None:
-    if (spec.inject_epoch is None) == (spec.inject_step is None):
+    if spec.fault == deaths.BIT_FLIP and (spec.inject_epoch is None) == (spec.inject_step is None):
         raise UsageError("give campaign.inject_epoch or campaign.inject_step: after which the state is altered")
     if spec.epochs is not None and spec.steps is not None:
         raise UsageError("give campaign.epochs or campaign.steps, not both: where every run ends")

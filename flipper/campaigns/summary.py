@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell
-from flipper.campaigns.contrast import contrast_of, pair_up, primary
+from flipper.campaigns.contrast import contrast_of, pair_up, primary, question
 from flipper.campaigns.outcomes import OUTCOMES, calibrates
+from flipper.campaigns.recoveries import averages, death_limits, differences, strategies
 from flipper.campaigns.results import Results, Trial
 from flipper.statistics.exposure import harm_rate
 from flipper.statistics.intervals import Interval, clopper_pearson, wilson, zero_events_limit
@@ -28,7 +29,8 @@ def summary(results: Results) -> dict[str, Any]:
         "primary": primary(results),
         "cells": [cell_summary(results, cell) for cell in results.campaign.cells],
         "comparisons": comparisons(results),
-        "exposure": exposure(results),
+        **({"strategies": strategies(results), "differences": differences(results)} if results.lose_ranks else {}),
+        "exposure": [] if results.lose_ranks else exposure(results),
         "detectors": detectors(results),
         "any_detector": any_detector(results),
         "null": nulls(results),
@@ -68,6 +70,8 @@ def cell_summary(results: Results, cell: Cell) -> dict[str, Any]:
         found["weighted"] = {"proportion": estimate, "low": interval.low, "high": interval.high}
     if spec.margin is not None:
         found["stopping"] = _stopping(results, trials)
+    if results.lose_ranks:
+        found["measured"] = averages(results, trials)
     return found
 
 
@@ -114,37 +118,41 @@ def _proportion(count: int, trials: int, confidence: float, census: bool = False
 
 
 def comparisons(results: Results) -> list[dict[str, Any]]:
-    """Exploratory ones: all other pairs of layouts, the primary pair cell by cell, and reaches; Holm over all."""
+    """Exploratory ones, with Holm over all: other pairs of layouts, the primary pair cell by cell, and reaches.
+
+    Where ranks die, recoveries in the layouts' place, and layouts in that of reaches.
+    """
     found: list[dict[str, Any]] = []
-    layouts = _parallels(results)
-    main = contrast_of(results.campaign.spec, results.campaign.cells)
-    for a, b in itertools.combinations(layouts, 2):
+    axis, cells = question(results.campaign.spec), results.campaign.cells
+    main = contrast_of(results.campaign.spec, cells)
+    for a, b in itertools.combinations(dict.fromkeys(str(cell.axes[axis]) for cell in cells), 2):
         if (a, b) != main and (b, a) != main:
-            found += _compared(results, "parallel", a, b)
+            found += _compared(results, axis, a, b)
     if main is not None:
-        found += _cell_by_cell(results, *main)
-    for a, b in itertools.combinations(sorted({cell.reach for cell in results.campaign.cells}), 2):
-        found += _compared(results, "reach", a, b)
+        found += _cell_by_cell(results, axis, *main)
+    other, values = ("parallel", _parallels(results)) if results.lose_ranks else ("reach", _reaches(results))
+    for a, b in itertools.combinations(values, 2):
+        found += _compared(results, other, a, b)
     adjusted = holm([each["p"] for each in found])
     return [each | {"p_holm": p} for each, p in zip(found, adjusted, strict=True)]
 
 
 def _compared(results: Results, axis: str, a: str, b: str) -> list[dict[str, Any]]:
-    value: Callable[[Cell], str] = (lambda cell: cell.parallel) if axis == "parallel" else (lambda cell: cell.reach)
+    value: Callable[[Cell], str] = (lambda cell: cell.reach) if axis == "reach" else (lambda cell: str(cell.axes[axis]))
     left = [cell for cell in results.campaign.cells if value(cell) == a]
     right = [cell for cell in results.campaign.cells if value(cell) == b]
     found = pair_up(results, axis, left, right)
     return [] if found is None else [{"axis": axis, "a": a, "b": b, **found}]
 
 
-def _cell_by_cell(results: Results, a: str, b: str) -> list[dict[str, Any]]:
+def _cell_by_cell(results: Results, axis: str, a: str, b: str) -> list[dict[str, Any]]:
     found = []
-    partners = {cell.without("parallel"): cell for cell in results.campaign.cells if cell.parallel == b}
+    partners = {cell.without(axis): cell for cell in results.campaign.cells if cell.axes[axis] == b}
     for cell in results.campaign.cells:
-        other = partners.get(cell.without("parallel")) if cell.parallel == a else None
-        if other is not None and (one := pair_up(results, "parallel", [cell], [other])) is not None:
-            axes = {axis: value for axis, value in cell.axes.items() if axis != "parallel"}
-            found.append({"axis": "parallel", "a": a, "b": b, "within": axes, **one})
+        other = partners.get(cell.without(axis)) if cell.axes[axis] == a else None
+        if other is not None and (one := pair_up(results, axis, [cell], [other])) is not None:
+            axes = {name: value for name, value in cell.axes.items() if name != axis}
+            found.append({"axis": axis, "a": a, "b": b, "within": axes, **one})
     return found
 
 
@@ -327,6 +335,8 @@ def _golden_key(trial: Trial) -> tuple[Any, ...]:
 def limits(results: Results) -> list[str]:
     """What the campaign does not show, in words."""
     spec = results.campaign.spec
+    if results.lose_ranks:
+        return death_limits(results)
     axes = {axis: {str(cell.axes.get(axis)) for cell in results.campaign.cells} for axis in results.axes}
     found = ["Faults are wrong bits in what a checkpoint holds, or in memory between two steps; wrong arithmetic, "
              "gradients, activations and messages were not struck."]  # fmt: skip
@@ -340,6 +350,10 @@ def limits(results: Results) -> list[str]:
     if spec.recipe:
         found.append(f"One network and data set: {spec.recipe}; another may differ.")
     return found
+
+
+def _reaches(results: Results) -> list[str]:
+    return sorted({cell.reach for cell in results.campaign.cells})
 
 
 def _parallels(results: Results) -> list[str]:
