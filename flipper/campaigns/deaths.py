@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flipper.errors import UsageError
 from flipper.failstop.kills import Kill
-from flipper.failstop.spec import LOST_SHARES, RECOVERIES, WORLD_BATCHES, WORLD_RATES, FailstopSpec
 from flipper.training.layouts import Parallel
-from flipper.training.spec import TrainSpec
+
+if TYPE_CHECKING:  # of what `campaign status` can do without
+    from flipper.failstop.spec import FailstopSpec
+    from flipper.training.spec import TrainSpec
 
 BIT_FLIP, RANK_LOSS = "bit-flip", "rank-loss"
 FAULTS: Final = (BIT_FLIP, RANK_LOSS)
@@ -25,9 +27,7 @@ POINT: Final = ("rank", "step", "bucket")
 AMOUNTS: Final = ("deaths", "mtbf", "shape")
 """Axes that say how many die; they are no part of a trial's seed, so that more deaths hold the fewer."""
 
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "world_batch": WORLD_BATCHES, "world_rate": WORLD_RATES, "lost_share": LOST_SHARES,
-}  # fmt: skip
+CHOICES: Final = ("world_batch", "world_rate", "lost_share")
 """Axes that say what survivors train with: fields of FailstopSpec."""
 
 AXES: Final = ("parallel", "recovery", *POINT, *AMOUNTS, *CHOICES, "min_ranks")
@@ -44,9 +44,8 @@ ALLOWED: Final[Mapping[str, str]] = {
     "mtbf": "a number of steps above 0",
     "shape": "a number above 0 and below 100",
     "min_ranks": "a whole number from 1",
-    **{axis: " or ".join(values) for axis, values in CHOICES.items()},
 }
-"""How the values of each axis are said."""
+"""How the values of each axis are said, but for those of CHOICES."""
 
 _LEAST: Final = {"rank": 0, "bucket": 0, "step": 1, "deaths": 1, "min_ranks": 1}
 _RANGE: Final = re.compile(r"(\d{1,9})-(\d{1,9})")
@@ -55,16 +54,26 @@ _RESTART: Final = re.compile(r"restart:(\d{1,9})")
 
 def check_value(where: str, axis: str, value: Any) -> None:
     """Raise UsageError for a value that an axis can't have; where: the table that it stands in."""
-    if axis in ALLOWED and not _allowed(axis, value):
+    if axis in CHOICES:
+        choices = _choices(axis)
+        if value not in choices:
+            raise UsageError(f"{where}: {axis} is {value!r}; it must be {' or '.join(choices)}")
+    elif axis in ALLOWED and not _allowed(axis, value):
         raise UsageError(f"{where}: {axis} is {value!r}; it must be {ALLOWED[axis]}")
 
 
+def _choices(axis: str) -> tuple[str, ...]:
+    from flipper.failstop.spec import LOST_SHARES, WORLD_BATCHES, WORLD_RATES
+
+    return dict(zip(CHOICES, (WORLD_BATCHES, WORLD_RATES, LOST_SHARES), strict=True))[axis]
+
+
 def _allowed(axis: str, value: Any) -> bool:
-    if axis in CHOICES:
-        return value in CHOICES[axis]
     if isinstance(value, str):
         match axis:
             case "recovery":
+                from flipper.failstop.spec import RECOVERIES
+
                 every = _RESTART.fullmatch(value)
                 return value in RECOVERIES if every is None else int(every[1]) > 0
             case "step":
@@ -97,12 +106,16 @@ class Strategy:
 
 def job_of(axes: Mapping[str, Any], train: TrainSpec, strategy: Strategy, kills: tuple[Kill, ...] = ()) -> FailstopSpec:
     """The run of a cell, with these deaths; raises UsageError for what can't go together."""
+    from flipper.failstop.spec import FailstopSpec
+
     choices = {axis: axes[axis] for axis in (*CHOICES, "min_ranks") if axis in axes}
     return FailstopSpec(train, kills, strategy.recovery, **choices)
 
 
 def check_cell(axes: Mapping[str, Any], recipe: str, save_every: int) -> None:
     """Raise UsageError for axes that can't go together."""
+    from flipper.training.spec import TrainSpec
+
     layout = Parallel.parse(axes["parallel"])
     if "recovery" not in axes:
         raise UsageError(f"an axis recovery is missing: {ALLOWED['recovery']}")

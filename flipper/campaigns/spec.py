@@ -187,7 +187,8 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         raise UsageError(f"commands.{wrong} must be a command line, not {commands[wrong]!r}")
     if bool(commands) == ("recipe" in values):
         raise UsageError("give campaign.recipe, or a table [commands] with a line for each layout; one of them")
-    values["slices"] = _slices(document, commands, here, values.setdefault("fault", deaths.BIT_FLIP))
+    values["fault"] = _fault(document)
+    values["slices"] = _slices(document, commands, here, values["fault"])
     if "name" not in values:
         raise UsageError("campaign.name is missing: a text, which names the folder of the results too")
     metric = values.setdefault("metric", metrics.get("metric", "accuracy"))
@@ -269,6 +270,21 @@ def _amount(trials: Any, margin: float | None) -> dict[str, Any]:
     return {} if trials is None else {"trials": trials}
 
 
+def _fault(document: Mapping[str, Any]) -> str:
+    """What kind of fault the campaign has: a key of [campaign], or an axis, but one kind in all."""
+    parts = document.get("slices", ())
+    tables = [_table(document, "campaign"), _table(document, "axes", needed=False)]
+    tables += [part for part in (parts if isinstance(parts, list) else ()) if isinstance(part, dict)]
+    given = [table["fault"] for table in tables if "fault" in table]
+    given = [fault[0] if isinstance(fault, list) and len(fault) == 1 else fault for fault in given]
+    if wrong := next((fault for fault in given if fault not in deaths.FAULTS), None):
+        several = "; bits that flip and ranks that die are campaigns of their own" if isinstance(wrong, list) else ""
+        raise UsageError(f"campaign.fault must be {KINDS['fault'][1]}, not {wrong!r}{several}")
+    if len(set(given)) > 1:
+        raise UsageError(f"fault is {given[0]!r} and {given[-1]!r}: one kind in a campaign; make two files of it")
+    return str(given[0]) if given else deaths.BIT_FLIP
+
+
 def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path, fault: str) -> tuple[Slice, ...]:
     """The slices, each with what [axes] gives to all; [axes] alone is the only one."""
     axes = deaths.AXES if fault == deaths.RANK_LOSS else AXES
@@ -283,6 +299,7 @@ def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path
         if trials is not None and (type(trials) is not int or trials < 1):
             raise UsageError(f"{where}: trials must be a positive whole number, not {trials!r}")
         given = {**shared, **{key: value for key, value in part.items() if key != "trials"}}
+        given.pop("fault", None)
         if commands:
             given.setdefault("parallel", list(commands))
             if "checkpoint" in given:
@@ -347,8 +364,6 @@ def _check(spec: Spec) -> None:
         raise UsageError(f"campaign.threads must be 1, not {spec.threads}: sums change with the number of threads")
     if spec.timeout <= 0:
         raise UsageError(f"campaign.timeout must be a positive number of seconds, not {spec.timeout}")
-    if spec.fault not in deaths.FAULTS:
-        raise UsageError(f"campaign.fault must be {KINDS['fault'][1]}, not {spec.fault!r}")
     if spec.fault == deaths.RANK_LOSS:
         _check_rank_loss(spec)
     elif spec.save_every:

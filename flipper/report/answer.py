@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flipper.errors import UsageError
+from flipper.report import recoveries
 from flipper.report.material import Material
 from flipper.report.numbers import number_, p_, percent_, points_
 from flipper.training.layouts import Parallel
@@ -26,6 +27,8 @@ class Answer:
 
 def answer(material: Material) -> Answer:
     """The answer to the primary question, as far as there is one."""
+    if material.results.lose_ranks:
+        return Answer(recoveries.verdict(material), list(recoveries.grounds(material)))
     main = material.numbers["primary"]
     if main["a"] is None:
         return Answer(_no_pair(material), [])

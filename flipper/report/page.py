@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from markupsafe import Markup
 
 from flipper import __version__
 from flipper.campaigns.outcomes import OUTCOMES
-from flipper.report import provenance
+from flipper.report import provenance, recoveries
 from flipper.report.answer import answer, progress
 from flipper.report.drawing import inline_figures
 from flipper.report.figures import heat_map, paired, replicas
@@ -50,6 +51,7 @@ def context(material: Material) -> dict[str, Any]:
         "material": material,
         "spec": material.spec,
         "numbers": numbers,
+        "deaths": material.results.lose_ranks,
         "answer": answer(material),
         "progress": progress(material),
         "figures": inline_figures(material),
@@ -59,6 +61,10 @@ def context(material: Material) -> dict[str, Any]:
         "places": _places(material),
         "bits": heat_map.by_bit(material.evidence),
         "replicas": replicas.tally(material),
+        "in_points": recoveries.in_points(material),
+        "amount": partial(recoveries.amount_, material),
+        "number": number_,
+        "percent": percent_,
         "trials": Markup(trial_table(material)),
         "machines": provenance.machines(material.results),
         "spec_text": provenance.spec_text(material.spec),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 from flipper.campaigns.outcomes import GROUPS, OUTCOMES
+from flipper.campaigns.results import measured
 from flipper.report.evidence import SHOWN
 from flipper.report.material import Material, value_text
 from flipper.report.provenance import trial_command
@@ -23,6 +25,11 @@ MEASURED: Final = (
     "distance of the final state (relative)", "took the result of",
 )  # fmt: skip
 """What is shown of a trial on demand, beside its faults."""
+
+OF_DEATHS: Final = (
+    "deaths", "metric lost", "overhead (s)", "recovery (s)", "steps done again", "ranks left",
+)  # fmt: skip
+"""The same of one whose ranks die."""
 
 LONGEST: Final = 300
 """Characters of a trial's error that are shown."""
@@ -45,7 +52,8 @@ def trial_table(material: Material) -> str:
     document = {
         "axes": ["layout", *material.varied],
         "columns": COLUMNS,
-        "measured": MEASURED,
+        "measured": MEASURED + (OF_DEATHS if material.results.lose_ranks else ()),
+        "detail": "deaths" if material.results.lose_ranks else "struck bits",
         "shown": SHOWN,
         "outcomes": OUTCOMES,
         "groups": GROUPS,
@@ -90,8 +98,17 @@ def _row(material: Material, trial: Any, tensors: Numbering, texts: Numbering) -
             _short(judgement.area),
             _short(run.state_distance),
             None if run.reused is None else "cell {} trial {}".format(*run.reused),
+            *_of_deaths(material, trial),
         ],
     ]
+
+
+def _of_deaths(material: Material, trial: Any) -> Iterator[Any]:
+    if material.results.lose_ranks:
+        found = measured(material.results, trial)
+        yield found["deaths"] or "none"
+        for name in ("accuracy_loss", "overhead_seconds", "recovery_seconds", "steps_again", "world_size_end"):
+            yield _short(found[name])
 
 
 def _axis(value: Any) -> Any:

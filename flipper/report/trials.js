@@ -70,7 +70,7 @@
   };
 
   const head = make("tr");
-  head.append(make("th", "struck bits", { scope: "col" }));
+  head.append(make("th", data.detail, { scope: "col" }));
   columns.forEach(([name, kind], column) => {
     const cell = make("th", undefined, { scope: "col", "aria-sort": "none", ...(kind === "number" && { class: "n" }) });
     const button = make("button", name, { type: "button" });
@@ -133,7 +133,7 @@
       });
       const open = state.open.has(row);
       const button = make("button", open ? "hide" : "show", {
-        type: "button", class: "open", "aria-expanded": open, "aria-label": "struck bits of cell " + row[0] + " trial " + row[1],
+        type: "button", class: "open", "aria-expanded": open, "aria-label": data.detail + " of cell " + row[0] + " trial " + row[1],
       });
       button.addEventListener("click", () => {
         const now = !state.open.delete(row);

@@ -201,7 +201,9 @@ class Run:
     @property
     def notices(self) -> bool:
         """Whether `notice` talks to other ranks after this step."""
-        return self._probes or "nonfinite-state" in self.spec.detect or self.spec.watch is not None
+        watch = self.spec.watch
+        compares = watch is not None and (watch.stop or watch.asks(self.progress.step))
+        return self._probes or "nonfinite-state" in self.spec.detect or compares
 
     @property
     def looks(self) -> bool:

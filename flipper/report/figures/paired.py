@@ -1,4 +1,4 @@
-"""Paired differences: of layouts, cell by cell, and of reaches, each with its interval."""
+"""Paired differences: of layouts or recoveries, cell by cell, and of reaches, each with its interval."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _lines(material: Material) -> Iterator[tuple[str, Numbers | None]]:
         yield "Primary: all cells together", None
         yield f"{shortened(main['a'], 18)} {MINUS} {shortened(main['b'], 18)}", main
     parts = {
+        "Recoveries": [each for each in others if each["axis"] == "recovery" and "within" not in each],
         "Cell by cell": [each for each in others if "within" in each],
         "Other layouts": [each for each in others if each["axis"] == "parallel" and "within" not in each],
         "Reaches": [each for each in others if each["axis"] == "reach"],

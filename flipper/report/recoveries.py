@@ -1,0 +1,121 @@
+"""Recoveries in words: how they compare where ranks die, in words that claim no more than the numbers do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from flipper.report.material import Material
+from flipper.report.numbers import exact, number_, p_, percent_, points, points_, significant
+
+Numbers = Mapping[str, Any]
+
+
+def in_points(material: Material) -> bool:
+    """Whether the metric is a share, whose differences are said in percentage points."""
+    return material.spec.metric == "accuracy"
+
+
+def amount(material: Material, value: float | None) -> str:
+    """A difference of the metric, in its unit."""
+    return f"{points(value)} points" if in_points(material) else significant(value)
+
+
+def amount_(material: Material, value: float | None) -> Markup:
+    """The same for the page, without its unit."""
+    return points_(value) if in_points(material) else exact(significant(value), value)
+
+
+def told(material: Material, each: Numbers) -> bool:
+    """Whether a difference was shown: by the test, after Holm's correction, and by the interval."""
+    apart = each["low"] is not None and not each["low"] <= 0 <= each["high"]
+    return bool(apart and each["p_holm"] <= 1 - material.spec.confidence)
+
+
+def verdict(material: Material) -> Markup:
+    """One sentence on harm, one on accuracy."""
+    known = [each for each in material.numbers["strategies"] if each["trials"]]
+    if not known:
+        return Markup("Nothing can be said yet: no trial is finished.")
+    sentences = [_harm(known)]
+    if len({each["recovery"] for each in known}) == 1:
+        sentences.append(Markup("One recovery was tested, {}.").format(known[0]["recovery"]))
+    else:
+        sentences.append(_accuracy(material))
+    return Markup(" ").join(sentences)
+
+
+def _harm(known: list[Numbers]) -> Markup:
+    harmful, trials = (sum(each[name] for each in known) for name in ("harmful", "trials"))
+    if not harmful:
+        return Markup("No trial of {} came to harm, under any recovery.").format(number_(trials))
+    each_one = Markup(", ").join(
+        Markup("{} {} of {}").format(_name(known, each), number_(each["harmful"]), number_(each["trials"]))
+        for each in known
+    )
+    return Markup("Harmed: {}.").format(each_one)
+
+
+def _name(known: list[Numbers], each: Numbers) -> str:
+    several = len({other["parallel"] for other in known}) > 1
+    return f"{each['recovery']} ({each['parallel']})" if several else str(each["recovery"])
+
+
+def _accuracy(material: Material) -> Markup:
+    compared = [each for each in material.numbers["differences"] if each["measure"] == "accuracy_loss"]
+    shown = [each for each in compared if told(material, each)]
+    if not shown:
+        return Markup("No difference in lost {} between recoveries was shown.").format(material.spec.metric)
+    several = len({each["parallel"] for each in compared}) > 1
+    parts = [
+        Markup("{} lost more than {}{}").format(
+            *((each["a"], each["b"]) if each["difference"] > 0 else (each["b"], each["a"])),
+            f" under {each['parallel']}" if several else "",
+        )
+        for each in shown
+    ]
+    return Markup("Of {}, {}.").format(material.spec.metric, Markup("; ").join(parts))
+
+
+def grounds(material: Material) -> Iterator[Markup]:
+    """What the verdict stands on: each recovery, then each pair of them."""
+    for each in material.numbers["strategies"]:
+        if each["trials"]:
+            yield _ground(material, each)
+    compared = [each for each in material.numbers["differences"] if each["measure"] == "accuracy_loss"]
+    if compared:
+        parts = Markup("; ").join(_pair(material, each) for each in compared)
+        yield Markup("Differences in lost {}, pair by pair over the same deaths: {}.").format(
+            material.spec.metric, parts
+        )
+
+
+def _ground(material: Material, each: Numbers) -> Markup:
+    loss, over = each["accuracy_loss"], each["overhead_fraction"]
+    return Markup(
+        "{} under {}: of {} trials {} harmful, {} equal to their golden run bit for bit; {} lost {}{}; overhead {}{}."
+    ).format(
+        each["recovery"], each["parallel"], number_(each["trials"]), number_(each["harmful"]),
+        number_(each["identical"]), material.spec.metric, _with_unit(material, loss["mean"]),
+        _interval(material, loss, amount_), percent_(over["mean"]),
+        _interval(material, over, lambda _, value: percent_(value)),
+    )  # fmt: skip
+
+
+def _with_unit(material: Material, value: float | None) -> Markup:
+    return amount_(material, value) + (" points" if in_points(material) else "")
+
+
+def _interval(material: Material, each: Numbers, say: Any) -> Markup:
+    if each["low"] is None:
+        return Markup("")
+    return Markup(" ({} to {})").format(say(material, each["low"]), say(material, each["high"]))
+
+
+def _pair(material: Material, each: Numbers) -> Markup:
+    return Markup("{} \u2212 {} under {} {}{}, p = {} after Holm's correction").format(
+        each["a"], each["b"], each["parallel"], _with_unit(material, each["difference"]),
+        _interval(material, each, amount_), p_(each["p_holm"]),
+    )  # fmt: skip
