@@ -42,7 +42,7 @@ def run_again(campaign: Campaign, cell: int, number: int, *, full: bool = False,
         "metric_golden": golden.metric,
         "loss_final": run.loss,
         "struck": run.struck,
-        **({"deaths": run.deaths, "lost": run.lost, "world_size": run.world_size, "steps_again": run.steps_again}
+        **({"kills": run.deaths, "lost": run.lost, "world_size": run.world_size, "steps_again": run.steps_again}
            if campaign.spec.fault == RANK_LOSS else {}),
         "state_digest": run.state_digest,
         "as_stored": None if stored is None else _came_to(stored) == _came_to(run),

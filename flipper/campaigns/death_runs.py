@@ -10,7 +10,7 @@ from flipper.campaigns.cells import Cell, Start, start_of, trial_seed
 from flipper.campaigns.deaths import Strategy, deaths_of, job_of
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.listener import DeathListener, Listener
-from flipper.campaigns.record import RunRecord
+from flipper.campaigns.record import REFUSED, RunRecord
 from flipper.campaigns.runs import clean_of, followed, golden_of, note_on, null_trial, parts, stored_golden, train_spec
 from flipper.checkpoints.output import writing
 from flipper.errors import EndedError
@@ -39,8 +39,8 @@ def struck_trial(
 ) -> RunRecord:
     """One trial: resume from the clean checkpoint, lose ranks, recover as the cell says, and go on to the last step.
 
-    full: it is an audit. keep: a folder for the metrics and the record. Raises EndedError where another rank is lost
-    than was to die; what the deaths do to the run is its result.
+    full: it is an audit. keep: a folder for the metrics and the record. What the deaths do to the run is its result;
+    raises EndedError for what they don't: another rank is lost than was to die, or the run doesn't even begin.
     """
     spec, start = campaign.spec, start_of(campaign.spec, cell, trial)
     golden = golden_of(campaign, start)
@@ -77,6 +77,8 @@ def struck_trial(
             struck=len(kills),
         )  # fmt: skip
     _refuse_others(record, kills)
+    if record.ended == REFUSED:  # nobody has died by then
+        raise EndedError(f"a trial ended before its first step: {record.error}")
     if kills:  # evaluations before the first death are the golden run's
         record.first_step = (kills[0].step or 1) - 1
     if keep is not None:

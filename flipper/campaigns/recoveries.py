@@ -25,16 +25,23 @@ COMPARED: Final = ("accuracy_loss", "overhead_fraction")
 
 
 def strategies(results: Results) -> list[dict[str, Any]]:
-    """Each recovery under each layout, over all its trials: outcomes by group, and means of what was measured."""
-    if not results.lose_ranks:
-        return []
-    found: dict[tuple[str, str], list[Trial]] = {}
-    for cell in results.campaign.cells:
-        found.setdefault((cell.parallel, cell.axes["recovery"]), []).extend(results.by_cell[cell.number])
+    """Each recovery in each setting, over all its trials: who came to harm, and means of what was measured."""
     return [
-        {"parallel": parallel, "recovery": recovery, **averages(results, trials)}
-        for (parallel, recovery), trials in found.items()
-    ]
+        {"setting": setting, "recovery": recovery,
+         **averages(results, [trial for cell in cells for trial in results.by_cell[cell.number]])}
+        for setting, recoveries in settings(results)
+        for recovery, cells in recoveries.items()
+    ]  # fmt: skip
+
+
+def settings(results: Results) -> list[tuple[dict[str, Any], dict[str, list[Cell]]]]:
+    """The cells of each recovery, by all axes but the recovery and the point of the deaths, over which is averaged."""
+    found: dict[str, tuple[dict[str, Any], dict[str, list[Cell]]]] = {}
+    for cell in results.campaign.cells if results.lose_ranks else ():
+        key = cell.without("recovery", *POINT)
+        setting = {axis: value for axis, value in cell.axes.items() if axis not in ("recovery", *POINT)}
+        found.setdefault(key, (setting, {}))[1].setdefault(cell.axes["recovery"], []).append(cell)
+    return list(found.values())
 
 
 def averages(results: Results, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -44,7 +51,7 @@ def averages(results: Results, trials: Sequence[Trial]) -> dict[str, Any]:
     return {
         "trials": len(trials),
         "with_deaths": sum(bool(trial.run.lost) for trial in trials),
-        "deaths": sum(len(trial.run.lost) for trial in trials),
+        "ranks_lost": sum(len(trial.run.lost) for trial in trials),
         "identical": outcomes["identical"],
         "harmful": sum(trial.harmful for trial in trials),
         "failed": sum(trial.run.failed for trial in trials),
@@ -64,27 +71,20 @@ def _mean(values: Iterable[float | None], confidence: float) -> dict[str, Any]:
 
 
 def differences(results: Results) -> list[dict[str, Any]]:
-    """Every two recoveries, under each layout, in accuracy loss and in overhead.
+    """Every two recoveries, in each setting, in accuracy loss and in overhead.
 
     The mean difference of pairs of trials with the same deaths, its interval, the sign-flip test over draws, and Holm's
     correction over all of them.
     """
-    if not results.lose_ranks:
-        return []
-    cells, found = results.campaign.cells, []
-    for parallel in dict.fromkeys(cell.parallel for cell in cells):
-        here = [cell for cell in cells if cell.parallel == parallel]
-        for a, b in itertools.combinations(dict.fromkeys(cell.axes["recovery"] for cell in here), 2):
-            matches = matched("recovery", results, _with(here, a), _with(here, b))
+    found = []
+    for setting, recoveries in settings(results):
+        for (a, left), (b, right) in itertools.combinations(recoveries.items(), 2):
+            matches = matched("recovery", results, left, right)
             for measure in COMPARED:
                 compared = _compared(results, matches, measure)
                 if compared["draws"]:
-                    found.append({"parallel": parallel, "a": a, "b": b, "measure": measure, **compared})
+                    found.append({"setting": setting, "a": a, "b": b, "measure": measure, **compared})
     return [each | {"p_holm": p} for each, p in zip(found, holm([each["p"] for each in found]), strict=True)]
-
-
-def _with(cells: Iterable[Cell], recovery: str) -> list[Cell]:
-    return [cell for cell in cells if cell.axes["recovery"] == recovery]
 
 
 def _compared(results: Results, matches: Sequence[Match], measure: str) -> dict[str, Any]:

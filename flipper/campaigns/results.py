@@ -26,7 +26,7 @@ MEASURES: Final = (
 """Columns of an exported row, after the cell and its axes."""
 
 DEATH_MEASURES: Final = (
-    "deaths", "accuracy_loss", "overhead_seconds", "overhead_fraction", "recovery_seconds", "steps_again",
+    "kills", "accuracy_loss", "overhead_seconds", "overhead_fraction", "recovery_seconds", "steps_again",
     "world_size_end",
 )  # fmt: skip
 """Columns after those, where ranks die."""
@@ -168,7 +168,7 @@ def measured(results: Results, trial: Trial) -> dict[str, Any]:
         loss = golden.metric - run.metric if results.campaign.spec.better == "higher" else run.metric - golden.metric
     size = Parallel.parse(run.parallel).ranks if run.world_size is None else run.world_size
     return {
-        "deaths": " ".join(run.deaths),
+        "kills": " ".join(run.deaths),
         "accuracy_loss": loss,
         "overhead_seconds": over,
         "overhead_fraction": over / usual if over is not None and usual else None,

@@ -6,15 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from flipper.errors import HangError, TrainingError
 from flipper.failstop.messages import Dying, Joined, Lost, Ready, allow, plan_of
 from flipper.failstop.spec import FailstopSpec
-from flipper.training.launch import GRACE_SECONDS, Ranks, receive
+from flipper.training.launch import GRACE_SECONDS, STOP, Ranks, receive
 from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
@@ -67,7 +68,7 @@ class Coordinator:
         self.alive, done = set(at), False
         heard = time.monotonic()
         while at:
-            ready = wait(list(at.values()), LOOK_SECONDS)
+            ready = heard_from(at, LOOK_SECONDS)
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):
                 if connection in ready:
@@ -81,13 +82,13 @@ class Coordinator:
                         self._take(rank, message)
             if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
                 raise self.ranks.cause(self.failures)  # no death has come to light that would be the cause
-            if not done:
+            if not done or self.stage == "joining":  # who joined last may be heard only when another one is done
                 self._go_on(time.monotonic() - heard)
 
     def _take(self, rank: int, message: object) -> None:
         match message:
             case dict():
-                self.step = message["step"] if message["event"] == "step" else self.step
+                self.step = message["step"] if message["event"] in ("start", "step") else self.step
                 self.on_event(message)
             case Dying(time=when):
                 self.died[rank] = when
@@ -181,6 +182,15 @@ class Coordinator:
         self.joined = False
         self._enter("readying")
         plan_of(self.generation, self.job.recovery or "", self.reports).write(self.ranks.place)
+
+
+def heard_from(at: Mapping[int, Connection], seconds: float) -> list[object]:
+    """The connections of ranks that have something to say; CancelledError where a pool has called the run off."""
+    stop = STOP.get()
+    ready: list[object] = list(wait([*at.values(), *([] if stop is None else [stop])], seconds))
+    if stop in ready:
+        raise CancelledError("the run was called off")
+    return ready
 
 
 def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import IO, Final
 
 from flipper.errors import EndedError, FlipperError, HangError, TrainingError, UsageError
-from flipper.failstop.coordinator import RankLost, too_few
+from flipper.failstop.coordinator import RankLost, heard_from, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import GRACE_SECONDS, is_stopped, receive
@@ -173,7 +173,7 @@ class MpiRanks:
         at, done = dict(self.connections), False
         heard = time.monotonic()
         while at:
-            ready = wait(list(at.values()), LOOK_SECONDS)
+            ready = heard_from(at, LOOK_SECONDS)
             heard = time.monotonic() if ready else heard
             for rank, connection in list(at.items()):
                 if connection in ready:
@@ -193,7 +193,7 @@ class MpiRanks:
     def _take(self, rank: int, message: object, on_event: Callable[[Event], None], job: FailstopSpec) -> None:
         match message:
             case dict():
-                self.step = message["step"] if message["event"] == "step" else self.step
+                self.step = message["step"] if message["event"] in ("start", "step") else self.step
                 self.begun = True
                 on_event(message)
             case Dying(time=when):

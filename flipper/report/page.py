@@ -63,6 +63,7 @@ def context(material: Material) -> dict[str, Any]:
         "replicas": replicas.tally(material),
         "in_points": recoveries.in_points(material),
         "amount": partial(recoveries.amount_, material),
+        "setting_text": partial(recoveries.setting_text, material),
         "number": number_,
         "percent": percent_,
         "trials": Markup(trial_table(material)),

@@ -7,7 +7,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flipper.report.material import Material
+from flipper.campaigns.deaths import POINT
+from flipper.campaigns.results import Trial
+from flipper.report.material import Material, described
 from flipper.report.numbers import exact, number_, p_, percent_, points, points_, significant
 
 Numbers = Mapping[str, Any]
@@ -28,6 +30,21 @@ def amount_(material: Material, value: float | None) -> Markup:
     return points_(value) if in_points(material) else exact(significant(value), value)
 
 
+def setting_text(material: Material, each: Numbers) -> str:
+    """The setting that a recovery was tried in, as far as settings differ: `ddp:4, mtbf 30`."""
+    rest = described(each["setting"], [axis for axis in material.varied if axis in each["setting"]])
+    return f"{each['setting']['parallel']}, {rest}" if rest else str(each["setting"]["parallel"])
+
+
+def of_setting(material: Material, each: Numbers) -> Iterator[Trial]:
+    """The trials of a recovery in a setting."""
+    for trial in material.results.trials:
+        axes = trial.cell.axes
+        mine = {axis: value for axis, value in axes.items() if axis not in ("recovery", *POINT)}
+        if mine == each["setting"] and axes["recovery"] == each["recovery"]:
+            yield trial
+
+
 def told(material: Material, each: Numbers) -> bool:
     """Whether a difference was shown: by the test, after Holm's correction, and by the interval."""
     apart = each["low"] is not None and not each["low"] <= 0 <= each["high"]
@@ -39,7 +56,7 @@ def verdict(material: Material) -> Markup:
     known = [each for each in material.numbers["strategies"] if each["trials"]]
     if not known:
         return Markup("Nothing can be said yet: no trial is finished.")
-    sentences = [_harm(known)]
+    sentences = [_harm(material, known)]
     if len({each["recovery"] for each in known}) == 1:
         sentences.append(Markup("One recovery was tested, {}.").format(known[0]["recovery"]))
     else:
@@ -47,20 +64,20 @@ def verdict(material: Material) -> Markup:
     return Markup(" ").join(sentences)
 
 
-def _harm(known: list[Numbers]) -> Markup:
+def _harm(material: Material, known: list[Numbers]) -> Markup:
     harmful, trials = (sum(each[name] for each in known) for name in ("harmful", "trials"))
     if not harmful:
         return Markup("No trial of {} came to harm, under any recovery.").format(number_(trials))
     each_one = Markup(", ").join(
-        Markup("{} {} of {}").format(_name(known, each), number_(each["harmful"]), number_(each["trials"]))
+        Markup("{} {} of {}").format(_name(material, known, each), number_(each["harmful"]), number_(each["trials"]))
         for each in known
     )
     return Markup("Harmed: {}.").format(each_one)
 
 
-def _name(known: list[Numbers], each: Numbers) -> str:
-    several = len({other["parallel"] for other in known}) > 1
-    return f"{each['recovery']} ({each['parallel']})" if several else str(each["recovery"])
+def _name(material: Material, known: list[Numbers], each: Numbers) -> str:
+    several = len({setting_text(material, other) for other in known}) > 1
+    return f"{each['recovery']} ({setting_text(material, each)})" if several else str(each["recovery"])
 
 
 def _accuracy(material: Material) -> Markup:
@@ -68,11 +85,11 @@ def _accuracy(material: Material) -> Markup:
     shown = [each for each in compared if told(material, each)]
     if not shown:
         return Markup("No difference in lost {} between recoveries was shown.").format(material.spec.metric)
-    several = len({each["parallel"] for each in compared}) > 1
+    several = len({setting_text(material, each) for each in compared}) > 1
     parts = [
         Markup("{} lost more than {}{}").format(
             *((each["a"], each["b"]) if each["difference"] > 0 else (each["b"], each["a"])),
-            f" under {each['parallel']}" if several else "",
+            f" under {setting_text(material, each)}" if several else "",
         )
         for each in shown
     ]
@@ -97,7 +114,7 @@ def _ground(material: Material, each: Numbers) -> Markup:
     return Markup(
         "{} under {}: of {} trials {} harmful, {} equal to their golden run bit for bit; {} lost {}{}; overhead {}{}."
     ).format(
-        each["recovery"], each["parallel"], number_(each["trials"]), number_(each["harmful"]),
+        each["recovery"], setting_text(material, each), number_(each["trials"]), number_(each["harmful"]),
         number_(each["identical"]), material.spec.metric, _with_unit(material, loss["mean"]),
         _interval(material, loss, amount_), percent_(over["mean"]),
         _interval(material, over, lambda _, value: percent_(value)),
@@ -116,6 +133,6 @@ def _interval(material: Material, each: Numbers, say: Any) -> Markup:
 
 def _pair(material: Material, each: Numbers) -> Markup:
     return Markup("{} \u2212 {} under {} {}{}, p = {} after Holm's correction").format(
-        each["a"], each["b"], each["parallel"], _with_unit(material, each["difference"]),
+        each["a"], each["b"], setting_text(material, each), _with_unit(material, each["difference"]),
         _interval(material, each, amount_), p_(each["p_holm"]),
     )  # fmt: skip

@@ -106,7 +106,7 @@ def _row(material: Material, trial: Any, tensors: Numbering, texts: Numbering) -
 def _of_deaths(material: Material, trial: Any) -> Iterator[Any]:
     if material.results.lose_ranks:
         found = measured(material.results, trial)
-        yield found["deaths"] or "none"
+        yield found["kills"] or "none"
         for name in ("accuracy_loss", "overhead_seconds", "recovery_seconds", "steps_again", "world_size_end"):
             yield _short(found[name])
 

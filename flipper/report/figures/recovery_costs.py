@@ -15,7 +15,7 @@ from flipper.report.axes import panels, percent_axis, points_axis
 from flipper.report.material import Material, Picture, shortened
 from flipper.report.numbers import percent
 from flipper.report.palette import colour
-from flipper.report.recoveries import amount, in_points
+from flipper.report.recoveries import amount, in_points, of_setting, setting_text
 
 LOOKS: Final = (
     ("recovered", "o"), ("degraded", "s"), ("non-finite", "D"), ("gradients", "^"), ("hang", "v"), ("crash", "P"),
@@ -26,23 +26,22 @@ Numbers = Mapping[str, Any]
 
 
 def draw(material: Material) -> Picture | None:
-    """A panel a layout: trials as small marks, means with intervals on both axes as large ones."""
+    """A panel a setting: trials as small marks, means with intervals on both axes as large ones."""
     known = [each for each in material.numbers.get("strategies", ()) if each["overhead_fraction"]["count"]]
     if not known:
         return None
-    layouts = list(dict.fromkeys(each["parallel"] for each in known))
+    names = list(dict.fromkeys(setting_text(material, each) for each in known))
     looks = dict(zip(dict.fromkeys(each["recovery"] for each in known), cycle(LOOKS)))
-    figure, grid = panels(len(layouts), 2.7)
-    for axes, layout in zip(grid, layouts, strict=True):
+    figure, grid = panels(len(names), 2.7)
+    for axes, name in zip(grid, names, strict=True):
+        here = [each for each in known if setting_text(material, each) == name]
         axes.axhline(0, color=colour("muted"), lw=0.8, zorder=1)
         axes.axvline(0, color=colour("muted"), lw=0.8, zorder=1)
-        for each in known:
-            if each["parallel"] == layout:
-                _trials(axes, material, each, looks[each["recovery"]])
-        for each in known:
-            if each["parallel"] == layout:
-                _mean(axes, each, looks[each["recovery"]])
-        axes.set_title(shortened(layout, 30))
+        for each in here:
+            _trials(axes, material, each, looks[each["recovery"]])
+        for each in here:
+            _mean(axes, each, looks[each["recovery"]])
+        axes.set_title(shortened(name, 30))
         axes.grid(alpha=0.7)
     percent_axis(grid[0].xaxis)
     if in_points(material):
@@ -62,11 +61,10 @@ def draw(material: Material) -> Picture | None:
 
 def _trials(axes: Axes, material: Material, each: Numbers, look: tuple[str, str]) -> None:
     points = []
-    for trial in material.results.trials:
-        if (trial.cell.parallel, trial.cell.axes["recovery"]) == (each["parallel"], each["recovery"]):
-            row = measured(material.results, trial)
-            if row["overhead_fraction"] is not None and row["accuracy_loss"] is not None:
-                points.append((row["overhead_fraction"], row["accuracy_loss"]))
+    for trial in of_setting(material, each):
+        row = measured(material.results, trial)
+        if row["overhead_fraction"] is not None and row["accuracy_loss"] is not None:
+            points.append((row["overhead_fraction"], row["accuracy_loss"]))
     if points:
         across, up = zip(*points, strict=True)
         axes.plot(across, up, look[1], color=colour(look[0]), markersize=2.5, alpha=0.3, mew=0, zorder=2)
@@ -86,11 +84,11 @@ def _reach(each: Numbers) -> list[list[float]] | None:
 
 def _says(material: Material, known: Sequence[Numbers]) -> str:
     told = "; ".join(
-        f"{each['recovery']} under {each['parallel']}: {amount(material, each['accuracy_loss']['mean'])} lost, "
-        f"{percent(each['overhead_fraction']['mean'])} overhead"
+        f"{each['recovery']} under {setting_text(material, each)}: "
+        f"{amount(material, each['accuracy_loss']['mean'])} lost, {percent(each['overhead_fraction']['mean'])} overhead"
         for each in known
     )
-    return f"Points with intervals on both axes, a panel a layout. {told}. The table below has all numbers."
+    return f"Points with intervals on both axes, a panel a setting. {told}. The table below has all numbers."
 
 
 def _caption(material: Material, known: Sequence[Numbers]) -> Markup:

@@ -1,0 +1,42 @@
+"""What the launching process hears last: a rank that has joined late may be heard only when another one is done."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing import Pipe
+from typing import Any
+
+from flipper.failstop.coordinator import Coordinator
+from flipper.failstop.kills import Kill
+from flipper.failstop.messages import Joined
+from flipper.failstop.run import train_through
+from flipper.failstop.spec import FailstopSpec
+from flipper.training.launch import Ranks
+from flipper.training.layouts import Parallel
+from flipper.training.run import train
+from flipper.training.spec import TrainSpec, checkpoint_path
+
+
+def test_a_recovery_is_told_though_the_first_rank_is_done_by_then() -> None:
+    pipes = [Pipe() for _ in range(2)]
+    for (_, rank), said in zip(pipes, [(Joined(1), "done"), ("done",)], strict=True):
+        for word in said:
+            rank.send(word)
+    told: list[dict[str, Any]] = []
+    job = FailstopSpec(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1), recovery="lossy")
+    ranks = Ranks([], [launcher for launcher, _ in pipes], "")
+    Coordinator(
+        ranks, job, told.append, generation=1, stage="joining", there={1}, since=time.monotonic(),
+        detected=time.monotonic(),
+    ).follow()  # fmt: skip
+    assert [(event["event"], event["world_size"]) for event in told] == [("recovered", 2)]
+
+
+def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_path: Any) -> None:
+    layout = Parallel.parse("ddp:2")
+    train(TrainSpec("digits-mlp", layout, seed=1, steps=5, save=tmp_path))
+    half = checkpoint_path(tmp_path, 5, "safetensors")
+    spec = TrainSpec("digits-mlp", layout, steps=8, resume=half, save=tmp_path / "on", save_every=2)
+    found = train_through(FailstopSpec(spec, (Kill(1, 6, 0),), "restart"))
+    assert [(lost["rank"], lost["step"]) for lost in found.lost] == [(1, 6)]
+    assert found.steps == 8
