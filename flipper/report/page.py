@@ -66,6 +66,7 @@ def context(material: Material) -> dict[str, Any]:
         "setting_text": partial(recoveries.setting_text, material),
         "number": number_,
         "percent": percent_,
+        "points": points_,
         "trials": Markup(trial_table(material)),
         "machines": provenance.machines(material.results),
         "spec_text": provenance.spec_text(material.spec),

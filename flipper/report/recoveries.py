@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from markupsafe import Markup
 
 from flipper.campaigns.deaths import POINT
 from flipper.campaigns.results import Trial
 from flipper.report.material import Material, described
-from flipper.report.numbers import exact, number_, p_, percent_, points, points_, significant
+from flipper.report.numbers import exact, number_, p_, points, points_, significant
 
 Numbers = Mapping[str, Any]
+
+MOST: Final = 6
+"""Differences that the first lines name; the table has all."""
 
 
 def in_points(material: Material) -> bool:
@@ -97,28 +100,52 @@ def _accuracy(material: Material) -> Markup:
 
 
 def grounds(material: Material) -> Iterator[Markup]:
-    """What the verdict stands on: each recovery, then each pair of them."""
-    for each in material.numbers["strategies"]:
-        if each["trials"]:
-            yield _ground(material, each)
-    compared = [each for each in material.numbers["differences"] if each["measure"] == "accuracy_loss"]
-    if compared:
-        parts = Markup("; ").join(_pair(material, each) for each in compared)
-        yield Markup("Differences in lost {}, pair by pair over the same deaths: {}.").format(
-            material.spec.metric, parts
+    """What the verdict stands on: how trials ended, the most accuracy lost, and which differences were shown."""
+    known = [each for each in material.numbers["strategies"] if each["trials"]]
+    if known:
+        yield _endings(known)
+    if losses := [each for each in known if each["accuracy_loss"]["low"] is not None]:
+        yield _largest(material, losses)
+    for measure, what in (("accuracy_loss", f"{material.spec.metric} lost"), ("overhead_fraction", "overhead")):
+        compared = [each for each in material.numbers["differences"] if each["measure"] == measure]
+        if compared:
+            yield _shown(material, compared, what)
+
+
+def _endings(known: list[Numbers]) -> Markup:
+    parts = []
+    for recovery in dict.fromkeys(each["recovery"] for each in known):
+        mine = [each for each in known if each["recovery"] == recovery]
+        trials, harmful, same = (sum(each[name] for each in mine) for name in ("trials", "harmful", "identical"))
+        parts.append(
+            Markup("{}: of {} trials {} harmful, {} equal to their golden run bit for bit").format(
+                recovery, number_(trials), number_(harmful), number_(same)
+            )
         )
+    return Markup("; ").join(parts) + "."
 
 
-def _ground(material: Material, each: Numbers) -> Markup:
-    loss, over = each["accuracy_loss"], each["overhead_fraction"]
-    return Markup(
-        "{} under {}: of {} trials {} harmful, {} equal to their golden run bit for bit; {} lost {}{}; overhead {}{}."
-    ).format(
-        each["recovery"], setting_text(material, each), number_(each["trials"]), number_(each["harmful"]),
-        number_(each["identical"]), material.spec.metric, _with_unit(material, loss["mean"]),
-        _interval(material, loss, amount_), percent_(over["mean"]),
-        _interval(material, over, lambda _, value: percent_(value)),
+def _largest(material: Material, losses: list[Numbers]) -> Markup:
+    """The largest mean loss, and how far up the intervals reach."""
+    most = max(losses, key=lambda each: float(each["accuracy_loss"]["mean"]))
+    reach = max(each["accuracy_loss"]["high"] for each in losses)
+    return Markup("Largest mean loss of {}: {}{}, {} under {}; no {} interval of a mean reaches above {}.").format(
+        material.spec.metric, _with_unit(material, most["accuracy_loss"]["mean"]),
+        _interval(material, most["accuracy_loss"], amount_), most["recovery"], setting_text(material, most),
+        material.confidence, _with_unit(material, reach),
     )  # fmt: skip
+
+
+def _shown(material: Material, compared: list[Numbers], what: str) -> Markup:
+    """How many comparisons show a difference, and the first of them."""
+    shown = [each for each in compared if told(material, each)]
+    said = Markup("In {}, {} of {} comparisons of recoveries over the same deaths show a difference").format(
+        what, number_(len(shown)), number_(len(compared))
+    )
+    if not shown:
+        return said + "."
+    parts = Markup("; ").join(_pair(material, each) for each in shown[:MOST])
+    return Markup("{}{}: {}.").format(said, Markup(", such as") if len(shown) > MOST else "", parts)
 
 
 def _with_unit(material: Material, value: float | None) -> Markup:
@@ -132,7 +159,9 @@ def _interval(material: Material, each: Numbers, say: Any) -> Markup:
 
 
 def _pair(material: Material, each: Numbers) -> Markup:
-    return Markup("{} \u2212 {} under {} {}{}, p = {} after Holm's correction").format(
-        each["a"], each["b"], setting_text(material, each), _with_unit(material, each["difference"]),
-        _interval(material, each, amount_), p_(each["p_holm"]),
+    loss = each["measure"] == "accuracy_loss"
+    return Markup("{} \u2212 {} under {} {}{}, p = {}").format(
+        each["a"], each["b"], setting_text(material, each),
+        _with_unit(material, each["difference"]) if loss else points_(each["difference"]) + " points",
+        _interval(material, each, amount_ if loss else lambda _, value: points_(value)), p_(each["p_holm"]),
     )  # fmt: skip
