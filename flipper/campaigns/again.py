@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import band_of, bands, golden_key, judge
 from flipper.campaigns.record import RunRecord

@@ -12,6 +12,7 @@ from typing import Any
 
 from flipper.campaigns import deaths
 from flipper.campaigns.command_lines import GIVEN, places, settings
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.spec import AMOUNTS, DRAWING, Spec
 from flipper.errors import UsageError
 from flipper.faults.model import FaultModel
@@ -137,7 +138,7 @@ def cells_of(spec: Spec, known: Mapping[str, int] | None = None) -> tuple[Cell, 
 def _check(spec: Spec, cell: Cell) -> None:
     try:
         model = cell.model
-        if spec.fault == deaths.RANK_LOSS:
+        if spec.fault == RANK_LOSS:
             deaths.check_cell(cell.axes, spec.recipe or "", spec.save_every)
         elif spec.recipe:
             layout = Parallel.parse(cell.parallel)

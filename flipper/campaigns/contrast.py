@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flipper.campaigns.cells import Cell
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.results import Results, Trial
 from flipper.campaigns.spec import Spec
 from flipper.errors import UsageError

@@ -17,10 +17,6 @@ if TYPE_CHECKING:  # of what `campaign status` can do without
     from flipper.failstop.spec import FailstopSpec
     from flipper.training.spec import TrainSpec
 
-BIT_FLIP, RANK_LOSS = "bit-flip", "rank-loss"
-FAULTS: Final = (BIT_FLIP, RANK_LOSS)
-"""What campaign.fault may be."""
-
 POINT: Final = ("rank", "step", "bucket")
 """Axes that say where in a run ranks die; where one is not given, the trial's seed draws it."""
 

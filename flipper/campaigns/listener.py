@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.record import COMPLETED, RunRecord
 from flipper.campaigns.spec import Spec
 from flipper.training.spec import Event

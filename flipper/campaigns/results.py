@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.outcomes import Band, Judgement, band_of, bands, golden_key, judge
 from flipper.campaigns.record import RunRecord

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from flipper.campaigns import commands, death_runs, runs
 from flipper.campaigns.cells import Cell, Start, start_of
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.spec import Spec

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
-from flipper.campaigns.deaths import RANK_LOSS
+from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.listener import Listener, fingerprint_id, listener_of
 from flipper.campaigns.record import CRASH, HANG, IDENTICAL, REFUSED, RunRecord

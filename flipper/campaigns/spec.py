@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper import toml
-from flipper.campaigns import deaths
+from flipper.campaigns import deaths, fault_kinds
 from flipper.campaigns.command_lines import check_commands, checkpoints_of
 from flipper.campaigns.metrics_files import metrics_of
 from flipper.errors import FlipperError, UsageError
@@ -30,7 +30,7 @@ _LISTS: Final = ("layer", "exclude", "role", "dtype")
 
 KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "name": ((str,), "a text"),
-    "fault": ((str,), " or ".join(map(repr, deaths.FAULTS))),
+    "fault": ((str,), " or ".join(map(repr, fault_kinds.FAULTS))),
     "seed": ((int,), "a whole number"),
     "training_seeds": ((list,), "a list of whole numbers"),
     "recipe": ((str,), "a recipe's name, or FILE.py:NAME"),
@@ -90,7 +90,7 @@ class Spec:
 
     name: str
     slices: tuple[Slice, ...]
-    fault: str = deaths.BIT_FLIP
+    fault: str = fault_kinds.BIT_FLIP
     seed: int = 0
     training_seeds: tuple[int, ...] = (1,)
     recipe: str | None = None
@@ -187,7 +187,7 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         raise UsageError(f"commands.{wrong} must be a command line, not {commands[wrong]!r}")
     if bool(commands) == ("recipe" in values):
         raise UsageError("give campaign.recipe, or a table [commands] with a line for each layout; one of them")
-    values["fault"] = _fault(document)
+    values["fault"] = fault_kinds.fault_of(document)
     values["slices"] = _slices(document, commands, here, values["fault"])
     if "name" not in values:
         raise UsageError("campaign.name is missing: a text, which names the folder of the results too")
@@ -270,24 +270,9 @@ def _amount(trials: Any, margin: float | None) -> dict[str, Any]:
     return {} if trials is None else {"trials": trials}
 
 
-def _fault(document: Mapping[str, Any]) -> str:
-    """What kind of fault the campaign has: a key of [campaign], or an axis, but one kind in all."""
-    parts = document.get("slices", ())
-    tables = [_table(document, "campaign"), _table(document, "axes", needed=False)]
-    tables += [part for part in (parts if isinstance(parts, list) else ()) if isinstance(part, dict)]
-    given = [table["fault"] for table in tables if "fault" in table]
-    given = [fault[0] if isinstance(fault, list) and len(fault) == 1 else fault for fault in given]
-    if wrong := next((fault for fault in given if fault not in deaths.FAULTS), None):
-        several = "; bits that flip and ranks that die are campaigns of their own" if isinstance(wrong, list) else ""
-        raise UsageError(f"campaign.fault must be {KINDS['fault'][1]}, not {wrong!r}{several}")
-    if len(set(given)) > 1:
-        raise UsageError(f"fault is {given[0]!r} and {given[-1]!r}: one kind in a campaign; make two files of it")
-    return str(given[0]) if given else deaths.BIT_FLIP
-
-
 def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path, fault: str) -> tuple[Slice, ...]:
     """The slices, each with what [axes] gives to all; [axes] alone is the only one."""
-    axes = deaths.AXES if fault == deaths.RANK_LOSS else AXES
+    axes = deaths.AXES if fault == fault_kinds.RANK_LOSS else AXES
     shared = _table(document, "axes", needed=False)
     parts = document.get("slices", [{}])
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts) or not parts:
@@ -304,25 +289,12 @@ def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path
             given.setdefault("parallel", list(commands))
             if "checkpoint" in given:
                 given["checkpoint"] = checkpoints_of(where, given["checkpoint"], here)
-        _of_this_fault(where, given, fault)
+        fault_kinds.check_axes(where, given, fault, AXES, deaths.AXES)
         _known(f"axis of {where}", given, axes)
         if "parallel" not in given:
             raise UsageError(f'{where}: an axis parallel is missing, such as parallel = ["ddp:2", "pipeline:2"]')
         found.append(Slice({axis: _values(where, axis, given[axis]) for axis in axes if axis in given}, trials))
     return tuple(found)
-
-
-def _of_this_fault(where: str, given: Mapping[str, Any], fault: str) -> None:
-    """Raise UsageError for axes of the other kind of faults."""
-    other, theirs, ours = (
-        (deaths.BIT_FLIP, AXES, deaths.AXES) if fault == deaths.RANK_LOSS else (deaths.RANK_LOSS, deaths.AXES, AXES)
-    )
-    for axis in given:
-        if axis in theirs and axis not in ours:
-            raise UsageError(
-                f"{where}: {axis} = {given[axis]!r} goes with campaign.fault = {other!r}, and here that is {fault!r}, "
-                f"with the axes {', '.join(ours)}"
-            )
 
 
 def _values(where: str, axis: str, given: Any) -> tuple[Value, ...]:
@@ -364,27 +336,13 @@ def _check(spec: Spec) -> None:
         raise UsageError(f"campaign.threads must be 1, not {spec.threads}: sums change with the number of threads")
     if spec.timeout <= 0:
         raise UsageError(f"campaign.timeout must be a positive number of seconds, not {spec.timeout}")
-    if spec.fault == deaths.RANK_LOSS:
-        _check_rank_loss(spec)
-    elif spec.save_every:
-        raise UsageError("campaign.save_every goes with fault = 'rank-loss', for recovery = \"restart\"")
+    fault_kinds.check_keys(spec)
     if spec.recipe:
         _check_recipe(spec)
 
 
-def _check_rank_loss(spec: Spec) -> None:
-    if not spec.recipe:
-        raise UsageError("campaign.fault 'rank-loss' goes with a recipe: flipper starts the ranks that are to die")
-    if spec.census:
-        raise UsageError("campaign.trials = \"all\" goes with fault = 'bit-flip'; give a number of trials, or a margin")
-    if spec.fit is not None:
-        raise UsageError(f"campaign.fit = {spec.fit:g} is a rate of bit flips; deaths have the axis mtbf")
-    if spec.inject_epoch is not None and spec.inject_step is not None:
-        raise UsageError("give campaign.inject_epoch or campaign.inject_step, not both: where trials go on from")
-
-
 def _check_recipe(spec: Spec) -> None:
-    if spec.fault == deaths.BIT_FLIP and (spec.inject_epoch is None) == (spec.inject_step is None):
+    if spec.fault == fault_kinds.BIT_FLIP and (spec.inject_epoch is None) == (spec.inject_step is None):
         raise UsageError("give campaign.inject_epoch or campaign.inject_step: after which the state is altered")
     if spec.epochs is not None and spec.steps is not None:
         raise UsageError("give campaign.epochs or campaign.steps, not both: where every run ends")
