@@ -76,7 +76,7 @@ def struck_trial(
             cell=cell.number, trial=trial, seed=trial_seed(spec, cell, trial), deaths=list(map(str, kills)),
             struck=len(kills),
         )  # fmt: skip
-    _refuse_others(record, kills)
+    refuse_others(record, kills)
     if record.ended == REFUSED:  # nobody has died by then
         raise EndedError(f"a trial ended before its first step: {record.error}")
     if kills:  # evaluations before the first death are the golden run's
@@ -87,7 +87,7 @@ def struck_trial(
     return record
 
 
-def _refuse_others(record: RunRecord, kills: tuple[Kill, ...]) -> None:
+def refuse_others(record: RunRecord, kills: tuple[Kill, ...]) -> None:
     """Raise EndedError where a rank was lost that was to live: that is no result of the trial's deaths."""
     meant = {kill.rank for kill in kills}
     if others := sorted({rank for rank, _, _ in record.lost} - meant):

@@ -121,4 +121,7 @@ def death_limits(results: Results) -> list[str]:
                      "intervals speak of times only.")  # fmt: skip
     if len(spec.training_seeds) == 1:
         found.append("One training seed: this speaks of one training run, and not of training.")
+    else:
+        found.append(f"Intervals are over deaths in {len(spec.training_seeds)} training runs; how much other runs "
+                     "would differ is not in them.")  # fmt: skip
     return [*found, f"One network and data set: {spec.recipe}; another may differ."]

@@ -50,7 +50,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "evaluate_every": ((int,), "a whole number of steps"),
     "probe_every": ((int,), "a whole number of steps"),
     "detect": ((list,), "a list of detectors"),
-    "contrast": ((list,), "two layouts: one data-parallel, one model-parallel"),
+    "contrast": ((list,), "two layouts, one data-parallel, one model-parallel; or two recoveries"),
     "checkpoint_format": ((str,), "safetensors, pytorch, hdf5 or dcp"),
     "device": ((str,), "auto, cpu or cuda"),
     "timeout": ((int, float), "seconds"),
@@ -82,7 +82,8 @@ class Spec:
     trials: per cell, when there is no margin and no census. census: every eligible bit once. margin, confidence:
     trials of a cell go on until its interval is no wider. tolerance: None takes the band from the null trials.
     equivalence: differences smaller than that are none. extreme_factor: of golden's largest |parameter|. contrast: the
-    data- and the model-parallel layout of the primary question. fit: upsets of memory per 1e9 hours and Mbit.
+    data- and the model-parallel layout of the primary question, or two recoveries. fit: upsets of memory per 1e9 hours
+    and Mbit.
     slurm: what a batch system's jobs ask for; see engines.slurm.
     here: the folder of the campaign file, which what [commands] and checkpoints name is relative to. inject_step and
     inject_epoch say with commands when the checkpoints were saved, timeout how long a whole run may take.

@@ -13,7 +13,7 @@ from flipper.campaigns.folder import Campaign, open_campaign, settle
 from flipper.campaigns.results import Results, load_results, rows
 from flipper.campaigns.run import run_campaign
 from flipper.campaigns.spec import spec_of
-from flipper.errors import UsageError
+from flipper.errors import EndedError, UsageError
 
 STEPS, FIRST, EVERY = 44, 22, 8
 """Steps of digits-mlp: of two epochs, of the first, after which trials begin; between checkpoints of a restart."""
@@ -204,3 +204,15 @@ def test_a_step_that_trials_do_not_have_is_told_before_the_first_one(tmp_path: P
     axes = {"parallel": "ddp:2", "recovery": "lossy", "step": [30, 45]}
     with pytest.raises(UsageError, match=r"step=45\): step = 45: trials have the steps 23 to 44"):
         finished(campaign_of(tmp_path, axes, null_trials=0, tolerance=0.01))
+
+
+def test_a_rank_that_was_not_to_die_is_no_result_of_a_trial() -> None:
+    from flipper.campaigns.death_runs import refuse_others
+    from flipper.campaigns.record import RunRecord
+    from flipper.failstop.kills import Kill
+
+    kills = (Kill(1, 30, 0), Kill(2, 35, 0))
+    refuse_others(RunRecord("trial", "ddp:4", 1, lost=[(2, 35, 0.1), (1, 30, 0.1)]), kills)
+    refuse_others(RunRecord("trial", "ddp:4", 1, lost=[(1, 30, 0.1)]), kills)  # the run failed before the second
+    with pytest.raises(EndedError, match="rank 0 was lost, which was not to die"):
+        refuse_others(RunRecord("trial", "ddp:4", 1, lost=[(1, 30, 0.1), (0, 31, 0.1)]), kills)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import CancelledError
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flipper.failstop.coordinator import Coordinator
 from flipper.failstop.kills import Kill
@@ -13,6 +18,7 @@ from flipper.failstop.run import train_through
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import Ranks
 from flipper.training.layouts import Parallel
+from flipper.training.pool import Pool
 from flipper.training.run import train
 from flipper.training.spec import TrainSpec, checkpoint_path
 
@@ -32,7 +38,7 @@ def test_a_recovery_is_told_though_the_first_rank_is_done_by_then() -> None:
     assert [(event["event"], event["world_size"]) for event in told] == [("recovered", 2)]
 
 
-def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_path: Any) -> None:
+def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_path: Path) -> None:
     layout = Parallel.parse("ddp:2")
     train(TrainSpec("digits-mlp", layout, seed=1, steps=5, save=tmp_path))
     half = checkpoint_path(tmp_path, 5, "safetensors")
@@ -40,3 +46,16 @@ def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_pa
     found = train_through(FailstopSpec(spec, (Kill(1, 6, 0),), "restart"))
     assert [(lost["rank"], lost["step"]) for lost in found.lost] == [(1, 6)]
     assert found.steps == 8
+
+
+def test_a_pool_can_call_off_a_run_whose_ranks_may_die() -> None:
+    begun = threading.Event()
+    job = FailstopSpec(
+        TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1, steps=1_000_000, device="cpu"), recovery="lossy"
+    )
+    pool = Pool(2)
+    future = pool.submit_ranks(2, train_through, job, lambda event: begun.set() if event["event"] == "step" else None)
+    assert begun.wait(60)
+    assert pool.call_off(30)
+    with pytest.raises(CancelledError):
+        future.result()
