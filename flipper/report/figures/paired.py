@@ -87,7 +87,7 @@ def _point(axes: Axes, row: int, each: Numbers, confidence: float) -> None:
 def _says(material: Material) -> str:
     main, others = material.numbers["primary"], material.numbers["comparisons"]
     told = sum(each["p_holm"] <= 1 - material.spec.confidence for each in others)
-    first = "No pair of layouts answers the primary question. "
+    first = "No pair answers the primary question. "
     if main["pairs"]:
         first = (
             f"{main['a']} minus {main['b']}: {points(main['difference'])} percentage points, interval "
