@@ -11,12 +11,12 @@ from typing import Final
 from markupsafe import Markup
 
 from flipper.checkpoints.output import atomic_output, writing
-from flipper.report.figures import curves, detectors, exposure, heat_map, outcome_bars, paired, replicas, recovery_costs
+from flipper.report.figures import curves, detectors, exposure, heat_map, outcome_bars, paired, recovery_costs, replicas
 from flipper.report.material import Material, Picture
 from flipper.report.palette import COLOURS, drawing
 
 DRAWERS: Final[dict[str, Callable[[Material], Picture | None]]] = {
-    "trade-off": trade_off.draw,
+    "trade-off": recovery_costs.draw,
     "outcomes": outcome_bars.draw,
     "bits-by-layer": heat_map.draw,
     "curves": curves.draw,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flipper.failstop.costs import young_daly
 from flipper.study.spec import Combination
+from flipper.training.interval import young_daly
 
 MEASURED: Final = ("save_seconds", "load_seconds", "cold_load_seconds", "stall_seconds", "peak_bytes")
 
