@@ -26,9 +26,8 @@ COMMANDS: Final = {
     "size": "Trials needed for a margin of error, or the margin they give.",
     "train": "Train a recipe, or resume it, in one parallel layout.",
     "simulate": "Simulate many workers that die, and what each recovery costs.",
-    "study": "Measure what fault tolerance costs on this machine.",
     "campaign": "Run thousands of trials and compare what they come to.",
-    "study": "Study what resilience costs: allreduce round failed chips.",
+    "study": "Study what resilience costs: checkpoints, allreduce round failed chips.",
     "completion": "Print the completion script for a shell.",
 }
 """Command -> its short help. The command `x` is `command` in flipper/cli/x.py; a test keeps both in step."""

@@ -113,6 +113,10 @@ class FailstopSpec:
             raise UsageError(
                 f"--peer-copies {self.peer_copies}: of {ranks} ranks each has {ranks - 1} others to hold its copies"
             )
+        if self.peer_copies and self.train.summing.mesh is not None:
+            raise UsageError(
+                "--peer-copies have all ranks start anew, and those on a mesh go round a lost one: leave one of the two out"
+            )
         if self.peer_every < 1:
             raise UsageError(f"--peer-every {self.peer_every}: must be 1 or more")
         if self.peer_every > 1 and not self.peer_copies:
