@@ -30,6 +30,10 @@ class Form:
     first: int
     turned: bool
 
+    def starts(self, mesh: Mesh) -> range:
+        """The first rows of what would be rings on the intact mesh."""
+        return range(self.first, mesh.rows - self.rows + 1, self.rows)
+
     def __str__(self) -> str:
         line = "column" if self.turned else "row"
         what = f"{line}s" if self.rows == 1 else f"{line} pairs"
@@ -66,7 +70,7 @@ def ring2d(mesh: Mesh, form: Form) -> Schedule:
     phases.append(Phase("rows, all-gather", False, Lanes.joined(telling), {}))
     hung = sorted({pair for tree in trees for pair in tree.links})
     count = len(trees[0].hung)
-    variant = f"{form}, {lines} of {seen.rows // form.rows} whole" + (f", {count} chips hung on them" if count else "")
+    variant = f"{form}, {lines} of {len(form.starts(seen))} whole" + (f", {count} chips hung on them" if count else "")
     found = Schedule(seen, "ring2d", variant, 2 * slices * lines, tuple(phase for phase in phases if len(phase.lanes)),
                      tuple(map(tuple, rings.tolist())), {}, tuple(hung))  # fmt: skip
     return _turned(found, mesh) if form.turned else found
@@ -82,8 +86,7 @@ def _rings(mesh: Mesh, form: Form) -> Ints:
 def _starts(mesh: Mesh, form: Form) -> list[int]:
     """The first rows of the rings."""
     whole = mesh.alive.reshape(mesh.rows, mesh.columns).min(axis=1).tolist()
-    rows = range(form.first, mesh.rows - form.rows + 1, form.rows)
-    return [row for row in rows if all(whole[row : row + form.rows])]
+    return [row for row in form.starts(mesh) if all(whole[row : row + form.rows])]
 
 
 def _line(length: int) -> Ints:
