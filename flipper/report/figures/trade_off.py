@@ -71,8 +71,10 @@ def draw_by_rate(sweep: Sweep) -> Picture:
     right.set_ylabel("accuracy loss (percentage points)")
     points_axis(right.yaxis)
     figure.legend(loc="outside upper left", ncols=3)
-    caption = Markup("Means over {}, with 95% intervals (Student's t). Dotted: where the means of two strategies cross."
-                     ).format(_seeds(sweep))  # fmt: skip
+    caption = Markup(
+        "Means over {}, with 95% intervals (Student's t). Dotted: where the means of two strategies cross, by lines "
+        "that are straight where overheads are not on a logarithmic scale."
+    ).format(_seeds(sweep))
     return Picture("by-rate", "Overhead and accuracy loss by failure rate", _says(sweep), caption, figure)
 
 
@@ -111,7 +113,7 @@ def _overhead_axis(axes: Axes, which: str) -> None:
     (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=STRAIGHT)
     axis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
     axis.set_minor_locator(NullLocator())
-    (axes.set_xlim if which == "x" else axes.set_ylim)(0)
+    (axes.set_xlim if which == "x" else axes.set_ylim)(-STRAIGHT / 10)
 
 
 def _seeds(sweep: Sweep) -> str:
