@@ -10,7 +10,7 @@ import flipper
 
 ROOT = Path(flipper.__file__).parent
 
-ORDER = ("bits", "checkpoints", "faults", "injection", "mesh", "training", "failstop", "statistics", "campaigns",
+ORDER = ("bits", "checkpoints", "faults", "injection", "mesh", "training", "statistics", "failstop", "campaigns",
          "report", "study", "cli")  # fmt: skip
 """Each imports only from itself and from those before it."""
 

@@ -115,7 +115,8 @@ class FailstopSpec:
             )
         if self.peer_copies and self.train.summing.mesh is not None:
             raise UsageError(
-                "--peer-copies have all ranks start anew, and those on a mesh go round a lost one: leave one of the two out"
+                "--peer-copies have all ranks start anew, and those on a mesh go round a lost one: leave one of the "
+                "two out"
             )
         if self.peer_every < 1:
             raise UsageError(f"--peer-every {self.peer_every}: must be 1 or more")
