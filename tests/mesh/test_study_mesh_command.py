@@ -196,4 +196,4 @@ def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path):
     command = next(line for line in lines if "--figure mesh-8x8.svg" in line)
     words = command.removeprefix("$ flipper ").partition(" |")[0].replace("mesh-8x8.svg", str(tmp_path / "drawn.svg"))
     assert here(*words.split())[0] == 0
-    assert (tmp_path / "drawn.svg").read_bytes() == (root / "pictures/mesh-8x8.svg").read_bytes()
+    assert (tmp_path / "drawn.svg").read_bytes() == (root / "scripts/pictures/mesh-8x8.svg").read_bytes()
