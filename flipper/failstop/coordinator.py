@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -68,18 +68,13 @@ class Coordinator:
         self.alive, done = set(at), False
         heard = time.monotonic()
         while at:
-            ready = heard_from(at, LOOK_SECONDS)
-            heard = time.monotonic() if ready else heard
-            for rank, connection in list(at.items()):
-                if connection in ready:
-                    message = receive(connection)
-                    if message in ("done", None) or isinstance(message, Failure):
-                        del at[rank]
-                    done = done or message == "done"
-                    if message is None and not done:  # once one is done all are, and nothing can be lost
-                        self._note_death(rank)
-                    elif message != "done":
-                        self._take(rank, message)
+            for rank, message in heard_from(at, LOOK_SECONDS):
+                heard = time.monotonic()
+                done = done or message == "done"
+                if message is None and not done:  # once one is done all are, and nothing can be lost
+                    self._note_death(rank)
+                elif message != "done":
+                    self._take(rank, message)
             if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
                 raise self.ranks.cause(self.failures)  # no death has come to light that would be the cause
             if not done or self.stage == "joining":  # who joined last may be heard only when another one is done
@@ -184,13 +179,21 @@ class Coordinator:
         plan_of(self.generation, self.job.recovery or "", self.reports).write(self.ranks.place)
 
 
-def heard_from(at: Mapping[int, Connection], seconds: float) -> list[object]:
-    """The connections of ranks that have something to say; CancelledError where a pool has called the run off."""
+def heard_from(at: dict[int, Connection], seconds: float) -> Iterator[tuple[int, object]]:
+    """A message of each rank that has something to say by then (see receive). Who has said the last word leaves `at`.
+
+    Raises CancelledError where a pool has called the run off.
+    """
     stop = STOP.get()
     ready: list[object] = list(wait([*at.values(), *([] if stop is None else [stop])], seconds))
     if stop in ready:
         raise CancelledError("the run was called off")
-    return ready
+    for rank, connection in list(at.items()):
+        if connection in ready:
+            message = receive(connection)
+            if message in ("done", None) or isinstance(message, Failure):
+                del at[rank]
+            yield rank, message
 
 
 def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:

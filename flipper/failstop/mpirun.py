@@ -23,7 +23,7 @@ from flipper.errors import EndedError, FlipperError, HangError, TrainingError, U
 from flipper.failstop.coordinator import RankLost, heard_from, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
-from flipper.training.launch import GRACE_SECONDS, is_stopped, receive
+from flipper.training.launch import GRACE_SECONDS, is_stopped
 from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
@@ -173,19 +173,15 @@ class MpiRanks:
         at, done = dict(self.connections), False
         heard = time.monotonic()
         while at:
-            ready = heard_from(at, LOOK_SECONDS)
-            heard = time.monotonic() if ready else heard
-            for rank, connection in list(at.items()):
-                if connection in ready:
-                    message = receive(connection)
-                    if message in ("done", None):
-                        del at[rank]
-                    done = done or message == "done"
-                    if message is None and not done:
-                        self._note_death(rank, len(at), job)
-                    elif message != "done":
-                        self._take(rank, message, on_event, job)
-            if at and self.process.poll() is not None and not ready and not done:
+            silent = True
+            for rank, message in heard_from(at, LOOK_SECONDS):
+                heard, silent = time.monotonic(), False
+                done = done or message == "done"
+                if message is None and not done:
+                    self._note_death(rank, len(at), job)
+                elif message != "done":
+                    self._take(rank, message, on_event, job)
+            if at and self.process.poll() is not None and silent and not done:
                 raise EndedError(f"mpirun has ended with exit code {self.process.returncode}, its ranks with it")
             patience = job.train.timeout if self.begun else max(job.train.timeout, STARTING_SECONDS)
             self._watch(time.monotonic() - heard, patience, at)

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from flipper.errors import FlipperError, HangError
-from flipper.failstop.coordinator import LOOK_SECONDS, RankLost
+from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from
 from flipper.failstop.messages import Dying
 from flipper.failstop.spec import Copy
-from flipper.training.launch import GRACE_SECONDS, is_stopped, receive
+from flipper.training.launch import GRACE_SECONDS, is_stopped
 from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
@@ -131,15 +131,10 @@ class Salvage:
         at, done = dict(self.connections), False
         heard = time.monotonic()
         while at and not (self.lost and not (self.copied and self.begun)):
-            ready = wait(list(at.values()), LOOK_SECONDS)
-            heard = time.monotonic() if ready else heard
-            for rank, connection in list(at.items()):
-                if connection in ready:
-                    message = receive(connection)
-                    if message in ("done", None) or isinstance(message, Failure):
-                        del at[rank]
-                    done = done or message == "done"
-                    self._take(rank, message, done)
+            for rank, message in heard_from(at, LOOK_SECONDS):
+                heard = time.monotonic()
+                done = done or message == "done"
+                self._take(rank, message, done)
             if not done:
                 self._fence(at, time.monotonic() - heard)
         if self.lost:

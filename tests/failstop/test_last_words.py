@@ -48,11 +48,15 @@ def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_pa
     assert found.steps == 8
 
 
-def test_a_pool_can_call_off_a_run_whose_ranks_may_die() -> None:
+@pytest.mark.parametrize(
+    ("layout", "recovery", "copies"), [("ddp:2", "lossy", 0), ("ddp:2", "restart", 1), ("fsdp:2", "restart", 1)]
+)
+def test_a_pool_can_call_off_a_run_whose_ranks_may_die(layout: str, recovery: str, copies: int) -> None:
     begun = threading.Event()
     job = FailstopSpec(
-        TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1, steps=1_000_000, device="cpu"), recovery="lossy"
-    )
+        TrainSpec("digits-mlp", Parallel.parse(layout), seed=1, steps=1_000_000, device="cpu"), recovery=recovery,
+        peer_copies=copies,
+    )  # fmt: skip
     pool = Pool(2)
     future = pool.submit_ranks(2, train_through, job, lambda event: begun.set() if event["event"] == "step" else None)
     assert begun.wait(60)
