@@ -34,19 +34,13 @@ class LostContact(Exception):
 def contact() -> Iterator[None]:
     """What only talks to other ranks: its failure means that one of them is lost.
 
-    Whoever keeps the error that is raised calls `alone` on it: the first one's frames hold on to the broken group.
+    The error that is raised is not to be kept, only what it says: it leads to frames that hold an unfinished work. As
+    long as that lives so does the broken group, with its connections, and others wait for this rank.
     """
     try:
         yield
     except RuntimeError as error:
         raise LostContact(str(error).partition("\n")[0][:300]) from None
-
-
-def alone(error: LostContact) -> LostContact:
-    """The error without the frames that it and what led to it came through, and what these hold: a group lives on, and
-    with it its connections, as long as an unfinished work of it does, and others wait for who has left it."""
-    error.__context__ = None
-    return error.with_traceback(None)
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -92,7 +86,7 @@ class Reducer:
         self._sent = 0
         self._begun: dict[int, Sum] = {}
         self._gathered: dict[int, Sum] = {}
-        self._error: LostContact | None = None
+        self._lost: str | None = None
         self._active = False
         for parameter in self._number:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
@@ -101,7 +95,7 @@ class Reducer:
         """Before a backward pass: no bucket is averaged yet."""
         self.done.clear()
         self._missing = [len(bucket) for bucket in self.buckets]
-        self._sent, self._active, self._error = 0, True, None
+        self._sent, self._active, self._lost = 0, True, None
         for optimizer in self._optimizers:
             for ours, theirs in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
                 ours.update({key: value for key, value in theirs.items() if key != "params"})
@@ -111,8 +105,8 @@ class Reducer:
         """Wait for the buckets; returns False when some parameter got no gradient. Raises LostContact."""
         self._active = False
         self._attempt(self.settle)
-        if self._error is not None:
-            raise LostContact(*self._error.args)
+        if self._lost is not None:
+            raise LostContact(self._lost)
         return self._sent == len(self.buckets)
 
     def settle(self) -> None:
@@ -173,11 +167,11 @@ class Reducer:
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do it unless contact is lost; backward passes go on then, since all gradients may be of use."""
-        if self._error is None:
+        if self._lost is None:
             try:
                 work()
             except LostContact as error:
-                self._error = alone(error)
+                self._lost = str(error)
                 self._begun.clear()  # they hang on the broken group
                 self._gathered.clear()
 
