@@ -16,7 +16,6 @@ from flipper.failstop.kills import Kill
 from flipper.failstop.messages import MET, Lost, Plan
 from flipper.failstop.overlapped import Overlapped
 from flipper.failstop.peers import GlooRing, PeerCopies, Ring, take_up
-from flipper.failstop.routed_survivor import RoutedSurvivor
 from flipper.failstop.spec import FailstopSpec
 from flipper.failstop.survivor import GlooSurvivor, Survivor
 from flipper.training import loop
@@ -40,6 +39,8 @@ def train_rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> 
 def _survivor(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> GlooSurvivor:
     mesh = job.train.summing.mesh
     if mesh is not None:
+        from flipper.failstop.routed_survivor import RoutedSurvivor  # plans meshes
+
         return RoutedSurvivor(place, send, job.kills, mesh)
     return (GlooLeaver if job.peer_copies and job.overlapped else GlooSurvivor)(place, send, job.kills)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flipper.errors import UsageError
-from flipper.mesh.allreduce import MeshAllreduce
 from flipper.training.layouts import Parallel
+
+if TYPE_CHECKING:  # the planner is loaded where a mesh is asked for
+    from flipper.mesh.allreduce import MeshAllreduce
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Allreduce:
             if failed:
                 raise UsageError("--failed says which chips of a mesh have failed: give --allreduce mesh:RxC, too")
             return cls(native=text == "native")
+        from flipper.mesh.allreduce import MeshAllreduce
+
         mesh = MeshAllreduce.parse(text, failed)
         if parallel.data != "ddp" or parallel.model is not None:
             raise UsageError(f"--allreduce {text} works under ddp:{mesh.ranks}, not under {parallel}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +112,7 @@ class TrainSpec:
             raise UsageError("--inject and --at go together: the faults, and the step after which they strike")
         if not 0 < self.timeout <= LONGEST_TIMEOUT:  # nor NaN
             raise UsageError(f"--timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, not {self.timeout}")
-        Allreduce.parse(self.allreduce, self.failed, self.parallel)
+        _ = self.summing  # refuses what it can't be
         Reach.parse(self.reach, self.parallel)
         if unknown := sorted(set(self.detect) - set(DETECTORS)):
             raise UsageError(f"no detector {unknown[0]!r}; known: {', '.join(DETECTORS)}")
@@ -119,7 +120,7 @@ class TrainSpec:
         if probing and not self.parallel.replicated:
             raise UsageError(f"{self.parallel} has no replicas to compare; ddp:N and hooks:N have")
 
-    @property
+    @cached_property
     def summing(self) -> Allreduce:
         """What allreduce and failed ask for."""
         return Allreduce.parse(self.allreduce, self.failed, self.parallel)
