@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flipper.errors import UsageError
-from flipper.failstop.break_even import Difference, break_evens
+from flipper.failstop.break_even import HOUR, Difference, break_evens
 from flipper.failstop.failures import Drawn
 from flipper.failstop.simulate import NOBODY, Case, Outcome, SimulationSpec, outcome, timings
 from flipper.statistics.between import OverSeeds, over_seeds
 from flipper.training.spec import Event
-
-HOUR: Final = 3600.0
 
 QUANTITIES: Final = ("overhead_fraction", "accuracy_loss")
 """What strategies are compared by; less of it is better."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from markupsafe import Markup
 
@@ -14,6 +14,8 @@ from flipper.checkpoints.output import atomic_output, writing
 from flipper.report.figures import curves, detectors, exposure, heat_map, outcome_bars, paired, recovery_costs, replicas
 from flipper.report.material import Material, Picture
 from flipper.report.palette import COLOURS, drawing
+
+T = TypeVar("T")
 
 DRAWERS: Final[dict[str, Callable[[Material], Picture | None]]] = {
     "trade-off": recovery_costs.draw,
@@ -30,12 +32,12 @@ DRAWERS: Final[dict[str, Callable[[Material], Picture | None]]] = {
 _VARIABLES: Final = {light: f"var(--fig-{name})" for name, (light, _) in COLOURS.items()}
 
 
-def inline_figures(material: Material) -> dict[str, tuple[Picture, Markup]]:
-    """Each figure that there is something to show for, by name, with its SVG for the page."""
+def inlined(drawers: Mapping[str, Callable[[T], Picture | None]], subject: T) -> dict[str, tuple[Picture, Markup]]:
+    """Each figure that the subject has something to show for, by name, with its SVG for the page."""
     found = {}
-    for name, draw in DRAWERS.items():
+    for name, draw in drawers.items():
         with drawing(salt=name):
-            picture = draw(material)
+            picture = draw(subject)
             if picture is not None:
                 found[name] = picture, inline(picture)
     return found

@@ -8,14 +8,14 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flipper import __version__
 from flipper.campaigns.outcomes import OUTCOMES
 from flipper.report import provenance, recoveries
 from flipper.report.answer import answer, progress
-from flipper.report.drawing import inline_figures
+from flipper.report.drawing import DRAWERS, inlined
 from flipper.report.figures import heat_map, paired, replicas
 from flipper.report.material import Material, described, value_text
 from flipper.report.numbers import given, number_, p_, percent_, points_
@@ -32,12 +32,13 @@ def html(material: Material) -> str:
     return environment().get_template("page.html.j2").render(context(material))
 
 
-def environment() -> Environment:
-    """What templates of this package are rendered in: text is escaped, a name that isn't there is an error."""
+def environment(package: str | None = None) -> Environment:
+    """What templates of this package, and of another one, are rendered in: text is escaped, a name that isn't there is
+    an error."""
+    loaders = [PackageLoader(each, "") for each in (package, "flipper.report") if each is not None]
     found = Environment(
-        loader=PackageLoader("flipper.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     found.filters.update(
         number=number_, percent=percent_, points=points_, p=p_, described=described, given=given, value_text=value_text
     )
@@ -54,7 +55,7 @@ def context(material: Material) -> dict[str, Any]:
         "deaths": material.results.lose_ranks,
         "answer": answer(material),
         "progress": progress(material),
-        "figures": inline_figures(material),
+        "figures": inlined(DRAWERS, material),
         "seen": [name for name in OUTCOMES if any(cell["outcomes"][name]["count"] for cell in numbers["cells"])],
         "alarms": {each["parallel"]: each["false_alarms"] for each in numbers["null"]},
         "comparisons": [(paired.label(material, each), each) for each in numbers["comparisons"]],

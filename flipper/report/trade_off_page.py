@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flipper import __version__
-from flipper.failstop.sweep import HOUR, Sweep
-from flipper.report.drawing import inline
+from flipper.failstop.break_even import HOUR
+from flipper.failstop.sweep import Sweep
+from flipper.report.drawing import inlined
 from flipper.report.figures import trade_off
-from flipper.report.numbers import given, number_, percent_, points_, significant
-from flipper.report.palette import COLOURS, drawing
+from flipper.report.numbers import significant
+from flipper.report.page import environment, own
+from flipper.report.palette import COLOURS
 
 NAMES: Final = {"overhead_fraction": "overhead", "accuracy_loss": "accuracy loss"}
+DRAWERS: Final = {"trade-off": trade_off.draw_trade_off, "by-rate": trade_off.draw_by_rate}
 DONE: Final = {
     "restart": "All workers end, start anew, and go on from the last checkpoint with as many as before.",
     "rollback": "The survivors take back the step under way, from a copy in memory, and make it again.",
@@ -27,12 +28,7 @@ DONE: Final = {
 
 def html(sweep: Sweep) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("flipper.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters.update(number=number_, percent=percent_, points=points_, given=given)
-    return environment.get_template("trade_off.html.j2").render(context(sweep))
+    return environment().get_template("trade_off.html.j2").render(context(sweep))
 
 
 def context(sweep: Sweep) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def context(sweep: Sweep) -> dict[str, Any]:
         "spec": sweep.spec,
         "seeds": sweep.seeds,
         "draws": len(sweep.points[0].times),
-        "figures": dict(_figures(sweep)),
+        "figures": inlined(DRAWERS, sweep),
         "points": [point.record() for point in sweep.points],
         "break_evens": crossings,
         "verdict": list(_verdict(crossings)),
@@ -51,15 +47,8 @@ def context(sweep: Sweep) -> dict[str, Any]:
         "hour": HOUR,
         "version": __version__,
         "colours": COLOURS,
-        "style": Markup(files("flipper.report").joinpath("page.css").read_text("utf-8")),
+        "style": Markup(own("page.css")),
     }
-
-
-def _figures(sweep: Sweep) -> Iterator[tuple[str, tuple[Any, Markup]]]:
-    for draw in (trade_off.draw_trade_off, trade_off.draw_by_rate):
-        with drawing(salt=draw.__name__):
-            picture = draw(sweep)
-            yield picture.name, (picture, inline(picture))
 
 
 def _verdict(break_evens: Iterable[dict[str, Any]]) -> Iterator[str]:

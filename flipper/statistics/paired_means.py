@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import fmean, stdev
 
+from flipper.statistics.between import over_seeds
 from flipper.statistics.intervals import Interval
-from flipper.statistics.ranges import check_confidence
 
 RESAMPLES = 99_999
 """Signs that are tried where there are too many differences for all of them."""
@@ -24,21 +22,11 @@ class Mean:
 
 
 def mean_of(values: Sequence[float], confidence: float = 0.95) -> Mean:
-    """Mean and Student's t interval of independent values; a point where all are equal.
-
-    Source: Student, Biometrika 6 (1908) 1-25.
-    """
-    from scipy.special import stdtrit
-
-    check_confidence(confidence)
-    count = len(values)
-    if not count:
+    """Mean and Student's t interval of independent values, as over_seeds has them; of none there is no mean."""
+    if not values:
         return Mean(0, None, None)
-    mean = fmean(values)
-    if count == 1:
-        return Mean(1, mean, None)
-    reach = -float(stdtrit(count - 1, (1 - confidence) / 2)) * stdev(values) / sqrt(count)
-    return Mean(count, mean, Interval(mean - reach, mean + reach))
+    found = over_seeds(values, confidence)
+    return Mean(len(values), found.mean, found.interval)
 
 
 def sign_flip(differences: Sequence[float]) -> float:

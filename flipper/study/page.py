@@ -5,17 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any, Final
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flipper import __version__
-from flipper.report.drawing import inline
+from flipper.report.drawing import inlined
 from flipper.report.material import Picture
-from flipper.report.numbers import exact, number_, percent_
-from flipper.report.palette import COLOURS, drawing
+from flipper.report.numbers import exact
+from flipper.report.page import environment, own
+from flipper.report.palette import COLOURS
 from flipper.study import figures
 from flipper.study.checkpoint import Study
 from flipper.study.formats import FORMATS
@@ -29,17 +28,12 @@ DRAWERS: Final[dict[str, Callable[[Study], Picture | None]]] = {
 
 def html(study: Study) -> str:
     """The page."""
-    loader = ChoiceLoader([PackageLoader("flipper.study", ""), PackageLoader("flipper.report", "")])
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        number=number_,
-        percent=percent_,
+    found = environment("flipper.study")
+    found.filters.update(
         duration=lambda value: exact(figures.duration(value), value),
         amount=lambda value: exact(figures.amount(value), value),
     )
-    return environment.get_template("checkpoint.html.j2").render(_context(study))
+    return found.get_template("checkpoint.html.j2").render(_context(study))
 
 
 def _context(study: Study) -> dict[str, Any]:
@@ -49,23 +43,13 @@ def _context(study: Study) -> dict[str, Any]:
         "subject": subject(study),
         "verdict": verdict(study),
         "grounds": list(grounds(study)),
-        "figures": _pictures(study),
+        "figures": inlined(DRAWERS, study),
         "formats": {name: FORMATS[name].summary for name in study.spec.formats},
         "command": shlex.join(["flipper", *sys.argv[1:]]),
         "version": __version__,
         "colours": COLOURS,
-        "style": Markup(files("flipper.report").joinpath("page.css").read_text("utf-8")),
+        "style": Markup(own("page.css")),
     }
-
-
-def _pictures(study: Study) -> dict[str, tuple[Picture, Markup]]:
-    found = {}
-    for name, draw in DRAWERS.items():
-        with drawing(salt=name):
-            picture = draw(study)
-            if picture is not None:
-                found[name] = picture, inline(picture)
-    return found
 
 
 def subject(study: Study) -> str:

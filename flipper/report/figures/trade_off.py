@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from flipper.failstop.sweep import HOUR, Point, Sweep
+from flipper.failstop.break_even import HOUR
+from flipper.failstop.sweep import Point, Sweep
 from flipper.report.axes import new_figure, points_axis
 from flipper.report.material import Picture
 from flipper.report.numbers import percent, significant
