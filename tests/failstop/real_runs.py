@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,22 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def kill_launcher_after_a_death(folder: Path, *options: str) -> None:
+    """Kill the process that launched an endless run in which a rank dies, as soon as it tells of that; wait until no
+    process of the run is left. options: of flipper train, its layout, kill and recovery."""
+    command = [
+        sys.executable, "-m", "flipper", "train", "digits-mlp", "--steps", "1000000", "--seed", "1", "-q",
+        "--metrics", "m.jsonl", *options,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(folder)}
+    process = subprocess.Popen(command, cwd=folder, env=environment)
+    metrics = folder / "m.jsonl"
+    wait_for(lambda: metrics.exists() and '"rank-lost"' in metrics.read_text())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not marked(f"TMPDIR={folder}"))
 
 
 def marked(mark: str) -> list[str]:

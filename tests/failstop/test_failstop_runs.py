@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from by_hand import Death, trained
-from real_runs import marked, same, wait_for, weights
+from real_runs import kill_launcher_after_a_death, same, weights
 
 from flipper.errors import TrainingError, UsageError
 from flipper.failstop.kills import Kill
@@ -251,14 +250,4 @@ def ranks_of_this_process() -> list[int]:
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     """Also when it dies while they recover from a death."""
-    command = [
-        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "ddp:3", "--steps", "1000000",
-        "--seed", "1", "--recovery", "lossy", "--kill", "rank:1@step:50", "--metrics", "m.jsonl", "-q",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
-    metrics = tmp_path / "m.jsonl"
-    wait_for(lambda: metrics.exists() and '"rank-lost"' in metrics.read_text())
-    process.kill()
-    process.wait()
-    wait_for(lambda: not marked(f"TMPDIR={tmp_path}"))
+    kill_launcher_after_a_death(tmp_path, "--parallel", "ddp:3", "--recovery", "lossy", "--kill", "rank:1@step:50")

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 from by_hand import trained
-from real_runs import marked, same, wait_for, weights
+from real_runs import kill_launcher_after_a_death, same, weights
 
 from flipper.errors import TrainingError, UsageError
 from flipper.failstop.kills import Kill
@@ -317,18 +316,9 @@ def open_files(pid: int) -> list[str]:
 def test_nothing_is_left_of_a_killed_launcher_nor_of_a_run_that_ended(tmp_path: Path) -> None:
     """Neither a process nor a file; what ranks hand over lies in memory that has no name."""
     shared = Path("/dev/shm")
-    command = [
-        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "pipeline:2", "--steps", "1000000",
-        "--seed", "1", "--recovery", "restart", "--peer-copies", "1", "--kill", "rank:1@step:50", "--metrics",
-        "m.jsonl", "-q",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
-    metrics = tmp_path / "m.jsonl"
-    wait_for(lambda: metrics.exists() and '"rank-lost"' in metrics.read_text())
-    process.kill()
-    process.wait()
-    wait_for(lambda: not marked(f"TMPDIR={tmp_path}"))
+    kill_launcher_after_a_death(
+        tmp_path, "--parallel", "pipeline:2", "--recovery", "restart", "--peer-copies", "1", "--kill", "rank:1@step:50"
+    )
     assert not list(shared.glob("flipper*"))
     assert not list(tmp_path.glob("flipper-peers*"))
     before = open_files(os.getpid())
