@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,6 @@ from measure import HEADER, Row, Usage, copy, flipper, run, show, skipped, work
 
 INSPECTED = ("safetensors", "pytorch", "hdf5", "hdf5-gzip", "keras", "legacy", "dcp", "sharded")
 COPIED = ("safetensors", "pytorch", "hdf5")
-
-SETTLING = 4.0
-"""Seconds after which freed memory is the same for both sides: a virtual machine gives it back to its host after two
-or so, and to take it anew costs more than a copy. A cp of 2 GiB took 0.7 s on pages that it had, else up to 6.7 s.
-"""
 
 
 @dataclass(frozen=True)
@@ -190,17 +184,17 @@ def datasets(folder: Path, sizes: Sizes) -> None:
 
 
 def many(folder: Path, sizes: Sizes) -> None:
-    """Faults that touch nearly every page of a large file."""
+    """Faults that touch nearly every page of a large file.
+
+    By turns and without a rest: so both sides write to memory that was freed a moment ago. After a second or two a
+    virtual machine gives it back to its host, and to take it anew costs more than the copy itself.
+    """
     out = folder / "out"
     for kind in COPIED:
         with made(folder, kind, sizes.large) as path:
-            times, usages = [], []
-            for _ in range(sizes.rounds):
-                time.sleep(SETTLING)
-                times.append(copy(path, out))
-                time.sleep(SETTLING)
-                usages.append(_injected(path, out, "--count", sizes.faults))
-            cp = min(times)
+            pairs = [(copy(path, out), _injected(path, out, "--count", sizes.faults)) for _ in range(sizes.rounds)]
+        cp = min(seconds for seconds, _ in pairs)
+        usages = [usage for _, usage in pairs]
         wall, cpu = (min(getattr(usage, name) for usage in usages) for name in ("wall", "cpu"))
         took = f"{cpu:.1f} s CPU, {max(usage.memory for usage in usages):.0f} MB peak"
         show([Row(f"{sizes.faults:,} faults, {kind}, {sizes.large} MB ({took})", wall, "cp", cp, 3)])
