@@ -88,6 +88,12 @@ class MpiSurvivor(Survivor):
     def share(self, tensor: Tensor, rank: int) -> None:
         self._comm.Bcast(_bytes(tensor), root=rank)
 
+    def told(self, mine: Tensor, shared: Tensor) -> Tensor:
+        everyone = mine.new_empty((self._comm.size, len(mine)))
+        self._comm.Allgather(_bytes(mine), _bytes(everyone))
+        self.share(shared, 0)
+        return everyone
+
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         """Revoke, agree, shrink; then all that are left tell where they are, and each works out the same plan."""
         noticed = time.monotonic()

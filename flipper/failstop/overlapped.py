@@ -43,6 +43,9 @@ class Overlapped(Layout):
         self._reducer = Reducer(self.module, self.optimizer, survivor, self._meet_before)
         self._snapshot = Snapshot(self.module, self.optimizer, whole=job.recovery == "rollback")
         self._sizes: dict[int, int] = {}
+        # The widest first, so that each lies aligned among the bytes of all; looked up once, as DDP does.
+        self._buffers = sorted(self.module.buffers(), key=lambda each: -each.itemsize)
+        self._alike = False  # whether all have rank 0's buffers
         self._loss = torch.zeros(())
         self._check_kills()
 
@@ -94,6 +97,7 @@ class Overlapped(Layout):
         """After a loss: go into the survivors' group. said: what was seen of it."""
         device, parallel = self.grid.device, self.grid.parallel
         del self.grid
+        self._alike = False
         plan = self.survivor.recover(lambda generation: self._report(generation, said))
         self.regroup(self.survivor.grid(parallel, device))
         return plan
@@ -114,7 +118,8 @@ class Overlapped(Layout):
         with contact():
             self.survivor.meet_and_die(self.completed + 1)
         self.optimizer.zero_grad()
-        self._sync_buffers()
+        if not self._alike or self.completed == self._job.train.at:  # a strike may have been of one rank
+            self._share_buffers()
         mine, self._sizes = self._share_of(batch)
         total = sum(self._sizes.values())
         reducer.rate = total / len(batch) if self._job.world_rate == "linear" else 1.0
@@ -168,18 +173,31 @@ class Overlapped(Layout):
             shares = tuple(all_shares[origin] for origin in origins)
         return shares[self.grid.rank], {origin: len(each) for origin, each in zip(origins, shares, strict=True)}
 
-    def _sync_buffers(self) -> None:
+    def _share_buffers(self) -> None:
         """Give every replica the first one's, as DistributedDataParallel does before each forward pass."""
-        kinds: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in self.module.buffers():
-            kinds.setdefault(buffer.dtype, []).append(buffer)
-        for buffers in kinds.values():  # one message for all of a kind
-            flat = torch.cat([each.reshape(-1) for each in buffers])
-            with contact():
-                self.survivor.share(flat, 0)
-            if self.grid.rank:
-                parts = torch.split(flat, [each.numel() for each in buffers])
-                torch._foreach_copy_(buffers, [part.view_as(each) for part, each in zip(parts, buffers, strict=True)])
+        held = self._held_buffers()
+        with contact():
+            self.survivor.share(held, 0)
+        self._take_buffers(held)
+
+    def _stacked(self, mine: Tensor) -> Tensor:
+        # Buffers come along, so that the next step begins without waiting for them.
+        held = self._held_buffers()
+        everyone = self.survivor.told(mine, held)
+        self._take_buffers(held)
+        self._alike = True
+        return everyone
+
+    def _held_buffers(self) -> Tensor:
+        """The bytes of all buffers."""
+        parts = [each.reshape(-1).view(torch.uint8) for each in self._buffers]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=self.grid.device)
+
+    def _take_buffers(self, held: Tensor) -> None:
+        if self.grid.rank:
+            parts = torch.split(held, [each.nbytes for each in self._buffers])
+            for part, each in zip(parts, self._buffers, strict=True):
+                each.copy_(part.view(each.dtype).view_as(each))
 
     def _meet_before(self, bucket: int) -> None:
         step = self.completed + 1

@@ -20,7 +20,9 @@ class Snapshot:
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, whole: bool) -> None:
-        self._module, self._optimizer, self._whole = module, optimizer, whole
+        self._optimizer, self._whole = optimizer, whole
+        self._buffers, self._parameters = list(module.buffers()), list(module.parameters())
+        self._on_gpu = any(each.is_cuda for each in self._parameters)
         self._live: list[Tensor] = []
         self._kept: list[Tensor] = []
         self._fresh: list[nn.Parameter] = []
@@ -32,7 +34,8 @@ class Snapshot:
         live = list(self._tensors())
         if len(live) != len(self._live) or any(a is not b for a, b in zip(live, self._live, strict=True)):
             self._live, self._kept = live, [torch.empty_like(each) for each in live]
-        self._fresh = [each for each in self._module.parameters() if each not in self._optimizer.state]
+        if self._whole:
+            self._fresh = [each for each in self._parameters if each not in self._optimizer.state]
         _copy(self._live, self._kept)
         self._generators = [torch.get_rng_state()]
         if self._on_gpu:
@@ -51,14 +54,10 @@ class Snapshot:
         random.setstate(self._libraries[0])
         np.random.set_state(self._libraries[1])
 
-    @property
-    def _on_gpu(self) -> bool:
-        return any(each.is_cuda for each in self._module.parameters())
-
     def _tensors(self) -> Iterable[Tensor]:
-        yield from (each for each in self._module.buffers())
+        yield from self._buffers
         if self._whole:
-            for parameter in self._module.parameters():
+            for parameter in self._parameters:
                 yield parameter
                 yield from (each for each in self._optimizer.state.get(parameter, {}).values() if _is_tensor(each))
 

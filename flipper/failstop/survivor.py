@@ -78,6 +78,10 @@ class Survivor(ABC):
         """Fill the tensor with that of one rank."""
 
     @abstractmethod
+    def told(self, mine: Tensor, shared: Tensor) -> Tensor:
+        """Everyone's vector, by rank; `shared`, bytes, is filled with those of rank 0 meanwhile."""
+
+    @abstractmethod
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         """Join the others that are left; what this rank does then is plan.actions[rank].
 
@@ -139,6 +143,17 @@ class GlooSurvivor(Survivor):
 
     def share(self, tensor: Tensor, rank: int) -> None:
         dist.broadcast(tensor, rank)
+
+    def told(self, mine: Tensor, shared: Tensor) -> Tensor:
+        # One exchange of both: each one more has all ranks wait for each other once more.
+        size, world = mine.nbytes, dist.get_world_size()
+        own = mine.view(torch.uint8) if self.place.rank else torch.cat([mine.view(torch.uint8), shared])
+        sizes = [size + len(shared), *[size] * (world - 1)]
+        received = own.new_empty(sum(sizes))
+        dist.all_to_all_single(received, own.repeat(world), sizes, [len(own)] * world)
+        first, theirs, others = torch.split(received, [size, len(shared), size * (world - 1)])
+        shared.copy_(theirs)
+        return torch.cat([first, others]).view(mine.dtype).view(world, -1)
 
     def recover(self, report: Callable[[int], Lost]) -> Plan:
         self._leave()

@@ -64,13 +64,13 @@ class Workers:
         run = self.run
         self.alive = list(range(self.count))
         self._norms = WorkerNorms(self.module)
+        self._buffers: dict[int, list[Tensor]] = {}
         if checkpoint is None:
             self._generators = {worker: _seeded(run, worker) for worker in self.alive} if self.exact else {}
         else:
             if not self.timed:
                 run.layout.load(checkpoint.state)
             run.progress, self._generators = checkpoint.progress, dict(checkpoint.generators)
-        self._buffers = {worker: self._buffers_now() for worker in self.alive} if self.exact else {}
 
     def checkpoint(self) -> Checkpoint:
         """What a checkpoint of this step holds."""
@@ -100,7 +100,7 @@ class Workers:
         self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
         self.alive = [worker for worker in self.alive if worker not in lost]
         if self.exact:
-            self._restore(self._buffers[self.alive[0]])
+            self._restore(self._buffers[self.alive[0]])  # the first one's are everyone's when a step ends
         else:
             self._norms.take(self.alive[0])
         run.progress = run.progress.advance(run.batches)
@@ -142,8 +142,8 @@ class Workers:
         numbers: dict[int, int],
     ) -> dict[nn.Parameter, Tensor]:
         """Each worker's gradients, added in rank order; only the sums are kept."""
-        first, total = self.alive[0], sum(map(len, places.values()))
-        start = self._buffers[first]
+        total = sum(map(len, places.values()))
+        start = self._buffers_now()
         sums: dict[nn.Parameter, Tensor] = {}
         for worker, place in places.items():
             share = batch[place.start : place.stop]
@@ -172,7 +172,6 @@ class Workers:
         """The same sums as the gradient of the mean over all samples of those that live; a pass for each such group."""
         sums: dict[nn.Parameter, Tensor] = {}
         total = sum(map(len, places.values()))
-        self._norms.take(self.alive[0])  # who is first may have changed
         start = self._buffers_now()
         for group in dict.fromkeys(map(tuple, members)):
             if sum(len(places[worker]) for worker in group) == len(batch):

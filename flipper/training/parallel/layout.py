@@ -189,8 +189,12 @@ class Layout:
             mine[1] = loss
         if grid.world == 1:
             return StepResult(mine[1].item(), mine[0].sqrt().item(), rate)
-        squares, losses = grid.stacked(mine).unbind(1)
+        squares, losses = self._stacked(mine).unbind(1)
         return StepResult(sum(losses.tolist()), sum(squares.tolist()) ** 0.5, rate)
+
+    def _stacked(self, mine: Tensor) -> Tensor:
+        """Each rank's vector, by rank, at the end of a step; a collective."""
+        return self.grid.stacked(mine)
 
 
 def put_together(grid: Grid, mine: Mapping[str, Shard], replica: int = 0) -> State:
