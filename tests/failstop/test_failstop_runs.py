@@ -8,17 +8,21 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from by_hand import Death, trained
 from real_runs import kill_launcher_after_a_death, same, weights
+from safetensors.torch import load_file
 
 from flipper.errors import TrainingError, UsageError
 from flipper.failstop.kills import Kill
 from flipper.failstop.run import FailstopResult, train_through
 from flipper.failstop.spec import FailstopSpec
+from flipper.training.faults_file import faults_of
 from flipper.training.layouts import Parallel
 from flipper.training.run import train
 from flipper.training.spec import Event, TrainSpec
@@ -43,6 +47,26 @@ def test_without_a_death_it_is_distributed_data_parallel_bit_for_bit(recipe: str
     here = run(ranks, (), "rollback", tmp_path, recipe=recipe, steps=8)
     assert (here.state_digest, here.resume_digest) == (there.state_digest, there.resume_digest)
     assert (here.loss, here.accuracy) == (there.loss, there.accuracy)
+
+
+@pytest.mark.parametrize("reach", ["all", "one", "rank:1"])
+def test_a_struck_buffer_is_what_distributed_data_parallel_makes_of_it(reach: str) -> None:
+    """The first replica's buffers are everyone's in the next pass, the struck ones too."""
+    faults = faults_of({"layer": ["model.bn1.running_mean"], "bits": "exponent", "max_abs": 1e9, "count": 3, "seed": 7})
+    spec = TrainSpec("digits-cnn", Parallel("ddp", 2), steps=4, seed=1, inject=faults, at=2, reach=reach)
+    there, here = train(spec), train_through(FailstopSpec(spec, (), "lossy"))
+    assert (here.state_digest, here.loss, here.accuracy) == (there.state_digest, there.loss, there.accuracy)
+
+
+def test_the_buffers_of_a_rank_that_dies_between_steps_are_kept(tmp_path: Path) -> None:
+    """They are everyone's from the end of each step on; the first survivor's own are of its own samples."""
+    run(3, ("rank:0@step:6",), "lossy", tmp_path, recipe="digits-cnn", steps=6, save_every=5)
+    resumed = TrainSpec("digits-cnn", Parallel("ddp", 2), steps=6, resume=tmp_path / "step-000005.safetensors")
+    train(replace(resumed, save=tmp_path / "two"))
+    lost, two = (load_file(folder / "step-000006.safetensors") for folder in (tmp_path, tmp_path / "two"))
+    names = [name for name in two if "running" in name]
+    assert names
+    assert all(torch.equal(lost[name], two[name]) for name in names)
 
 
 @pytest.mark.parametrize("recovery", ["rollback", "lossy"])
