@@ -62,6 +62,7 @@ def run_through(
         layout = run.layout
         assert isinstance(layout, Overlapped)
         layout.completed = run.progress.step
+        layout.on_first = run.tell_step
         _check_kills(job.kills, run.progress.step + 1, run.total)
         run.overwrites = job.restarted
         run.announce()

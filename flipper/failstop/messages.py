@@ -129,6 +129,18 @@ def await_leave(folder: Path, generation: int, seconds: float) -> bool:
     return _first([go, later], seconds) == go
 
 
+def tell_port(folder: Path, generation: int, port: int) -> None:
+    """Say where the first survivor of a generation awaits the others."""
+    _put(_port_path(folder, generation), str(port))
+
+
+def await_port(folder: Path, generation: int, seconds: float) -> int:
+    """The port of the first survivor, as soon as it is there; TrainingError when it doesn't come."""
+    path = _port_path(folder, generation)
+    _first([path], seconds)
+    return int(path.read_text("utf-8"))
+
+
 def _first(paths: list[Path], seconds: float) -> Path:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -147,6 +159,10 @@ def _put(path: Path, text: str) -> None:
 
 def _plan_path(folder: Path, generation: int) -> Path:
     return folder / f"plan-{generation}.json"
+
+
+def _port_path(folder: Path, generation: int) -> Path:
+    return folder / f"port-{generation}"
 
 
 def _go_path(folder: Path, generation: int) -> Path:

@@ -29,6 +29,7 @@ class Overlapped(Layout):
     """One replica, whose group may shrink.
 
     completed: steps of the run that are finished; set it before the first one. phase: see messages.Lost.
+    on_first: called when this rank has become the first of those that are left.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Overlapped(Layout):
         self.completed = 0
         self.phase = "meet"
         self.result: StepResult | None = None
+        self.on_first: Callable[[], None] = lambda: None
         self._job = job
         self._reducer = Reducer(self.module, self.optimizer, survivor, self._meet_before)
         self._snapshot = Snapshot(self.module, self.optimizer, whole=job.recovery == "rollback")
@@ -95,11 +97,13 @@ class Overlapped(Layout):
 
     def recover(self, said: str) -> Plan:
         """After a loss: go into the survivors' group. said: what was seen of it."""
-        device, parallel = self.grid.device, self.grid.parallel
+        device, parallel, was = self.grid.device, self.grid.parallel, self.grid.rank
         del self.grid
         self._alike = False
         plan = self.survivor.recover(lambda generation: self._report(generation, said))
         self.regroup(self.survivor.grid(parallel, device))
+        if was and not self.grid.rank:
+            self.on_first()
         return plan
 
     def whole(self, shards: Mapping[str, Shard], replica: int = 0) -> State:

@@ -160,6 +160,8 @@ class _Launches:
                 if self.lost is not None:
                     self._tell_recovered(self.lost)
                     self.lost = None
+            case "step" if event["step"] <= self.step:
+                return  # told again, since the rank that told it first has died
             case "step":
                 self.step = event["step"]
                 if not self.stepped:  # so all ranks have copies of their own with others again

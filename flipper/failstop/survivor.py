@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
 
 from flipper.errors import TrainingError
 from flipper.failstop.kills import SIGNALS, Kill
-from flipper.failstop.messages import Dying, Joined, Lost, Plan, Ready, await_leave, await_plan
+from flipper.failstop.messages import Dying, Joined, Lost, Plan, Ready, await_leave, await_plan, await_port, tell_port
 from flipper.training.launch import GRACE_SECONDS
 from flipper.training.layouts import Parallel
 from flipper.training.parallel.grid import Grid
@@ -178,19 +180,32 @@ class GlooSurvivor(Survivor):
             self.place,
             rank=plan.ranks.index(self.origin),
             world=len(plan.ranks),
-            rendezvous=f"file://{self._folder}/rendezvous-{plan.generation}",
         )
         try:
-            make_group(replace(self.place, timeout=min(JOINING_SECONDS, self.place.timeout)))
+            seconds = min(JOINING_SECONDS, self.place.timeout)
+            make_group(replace(self.place, timeout=seconds), self._store(seconds))
             dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.place.timeout))
             dist.barrier()
-        except RuntimeError:
+        except (RuntimeError, TrainingError):
             return False
         self._send(Joined(self.generation))
         return True
 
+    def _store(self, seconds: float) -> Store:
+        """Where the survivors meet, at the first of them: they wait for 10 ms each time that they look into a file."""
+        wait = datetime.timedelta(seconds=seconds)
+        if self.place.rank:
+            port = await_port(self._folder, self.generation, seconds)
+            return TCPStore("127.0.0.1", port, is_master=False, timeout=wait)
+        store = TCPStore("127.0.0.1", 0, is_master=True, timeout=wait, wait_for_workers=False)
+        tell_port(self._folder, self.generation, store.port)
+        return store
+
     def _leave(self) -> None:
+        group = [dist.group.WORLD]
         with suppress(RuntimeError, AssertionError, ValueError):  # there may be none, or half of one
             dist.destroy_process_group()
+        # The last reference is dropped elsewhere: gloo takes up to 10 ms for each connection to be closed.
+        threading.Thread(target=group.clear).start()
         # Torch numbers groups, and ranks that give one different numbers never meet. It counts those that failed, too.
         dist.distributed_c10d._world.group_count = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -145,6 +145,7 @@ class Run:
     stopped: str | None = None
     last: parallel.StepResult | None = None
     replayed: int | None = None
+    told: dict[str, Any] | None = None
     interval: Interval | None = None
     overwrites: bool = False
     """Whether a checkpoint that is there takes the new one's place: a run whose ranks die does steps again."""
@@ -187,16 +188,18 @@ class Run:
         self.progress = self.progress.advance(self.batches)
         if self.interval is not None:
             self.interval.note(time.monotonic() - began)
-        self.emit(
-            "step",
-            step=self.progress.step,
-            epoch=epoch,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            lr=result.lr,
-            samples_per_s=size / max(time.monotonic() - began, 1e-9),
-        )
+        self.told = {
+            "step": self.progress.step, "epoch": epoch, "loss": result.loss, "grad_norm": result.grad_norm,
+            "lr": result.lr, "samples_per_s": size / max(time.monotonic() - began, 1e-9),
+        }  # fmt: skip
+        self.tell_step()
         self.last, self.replayed = result, replayed
+
+    def tell_step(self) -> None:
+        """Tell of the last step; again, when this rank has become the first, since the one before may have died first.
+        """
+        if self.told is not None:
+            self.emit("step", **self.told)
 
     @property
     def notices(self) -> bool:

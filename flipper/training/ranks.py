@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
 from flipper.training.recipes import user
 from flipper.training.spec import Event
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 # What one rank sends to the launching process.
 Emit = Callable[[Event], None]
@@ -172,8 +175,11 @@ def _set_up(place: Place) -> None:
     make_group(place)
 
 
-def make_group(place: Place) -> None:
-    """Make the process group of all ranks: gloo, and nccl beside it where ranks compute on GPUs; a collective."""
+def make_group(place: Place, store: Store | None = None) -> None:
+    """Make the process group of all ranks: gloo, and nccl beside it where ranks compute on GPUs; a collective.
+
+    store: where the ranks meet; by default at their rendezvous.
+    """
     import datetime
 
     import torch
@@ -182,7 +188,8 @@ def make_group(place: Place) -> None:
     cuda = place.device != "cpu" and torch.cuda.is_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method=place.rendezvous,
+        init_method=place.rendezvous if store is None else None,
+        store=store,
         rank=place.rank,
         world_size=place.world,
         timeout=datetime.timedelta(seconds=place.timeout),

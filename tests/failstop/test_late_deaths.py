@@ -36,21 +36,21 @@ def die():
 DIES_JOINING = """
 make_group = survivor.make_group
 
-def joining(place):
+def joining(place, store):
     if place.world == 3 and place.rank == 0:
         threading.Thread(target=die).start()
-    make_group(place)
+    make_group(place, store)
 
 survivor.make_group = joining
 """
 JOINS_AT_THE_SECOND_ATTEMPT = """
 make_group, attempts = survivor.make_group, []
 
-def joining(place):
+def joining(place, store):
     attempts.append(place)
     if place.rank == 1 and len(attempts) == 1:
         raise RuntimeError("too slow")
-    make_group(place)
+    make_group(place, store)
 
 survivor.make_group = joining
 """
@@ -67,6 +67,16 @@ def looking(self):
             die()
 
 loop.Run.look_and_save = looking
+"""
+DIES_BEFORE_IT_TELLS_OF_A_STEP = """
+emit = loop.Run.emit
+
+def emitting(self, event, **values):
+    if event == "step" and values["step"] == 5 and self.layout.grid.rank == 0 and self.layout.grid.world == 4:
+        die()
+    emit(self, event, **values)
+
+loop.Run.emit = emitting
 """
 DIES_BEFORE_IT_TELLS_OF_A_CHECKPOINT = """
 save = saving.save
@@ -116,6 +126,15 @@ def test_a_checkpoint_that_was_written_is_written_anew_by_those_that_are_left(tm
     assert result.world_size == 3
     assert [event["step"] for event in events if event["event"] == "saved"] == [4, 4, 8, 12]
     assert same(weights(tmp_path / "saved", 12), trained(4, 12, (Death(3, 5),), "rollback"))
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_each_step_is_told_once_though_the_first_rank_dies_before_it_tells(recovery: str, tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = run(DIES_BEFORE_IT_TELLS_OF_A_STEP, (), recovery, tmp_path, events)
+    assert [lost["rank"] for lost in result.lost] == [0]
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 13))
+    assert result.world_size == 3
 
 
 def test_a_run_restarts_though_nobody_was_told_of_its_last_checkpoint(tmp_path: Path) -> None:
