@@ -229,8 +229,9 @@ def _named(axes: Axes, listed: Sequence[tuple[str, Row | None]]) -> None:
 
 
 def _log_axis(axis: Axis) -> None:
-    """Of seconds, by powers of ten."""
-    axis.set_major_locator(LogLocator(numticks=8))
+    """Of seconds, by powers of ten; with what lies between them where there are few."""
+    least, most = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if most < 100 * least else (1.0,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axis.set_minor_formatter(NullFormatter())
 

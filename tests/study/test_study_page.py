@@ -126,3 +126,17 @@ def test_the_page_is_written_whole_and_a_place_that_is_none_is_told_before(tmp_p
 )
 def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
     assert figures.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("cold", "labels"),
+    [(0.03, ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]), (3.0, ["1 ms", "10 ms", "100 ms", "1 s"])],
+)
+def test_times_near_each_other_have_a_scale_too(cold: float, labels: list[str]) -> None:
+    """Powers of ten alone would leave the figure with one label, or two."""
+    picture = figures.times(made_up(cold=cold))
+    (axes,) = picture.figure.axes
+    picture.figure.canvas.draw()
+    least, most = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels() if least <= label.get_position()[0] <= most]
+    assert shown == labels
