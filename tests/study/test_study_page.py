@@ -131,7 +131,7 @@ def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("contents", "labels"),
-    [(("all",), ["20 ms", "50 ms", "100 ms"]), (("model", "all"), ["1 ms", "10 ms", "100 ms"])],
+    [(("all",), ["50 ms", "100 ms"]), (("model", "all"), ["1 ms", "10 ms", "100 ms"])],
 )
 def test_times_near_each_other_have_a_scale_too(contents: tuple[str, ...], labels: list[str]) -> None:
     """Powers of ten alone would leave the figure with one label."""
