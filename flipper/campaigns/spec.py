@@ -32,7 +32,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "name": ((str,), "a text"),
     "fault": ((str,), " or ".join(map(repr, fault_kinds.FAULTS))),
     "seed": ((int,), "a whole number"),
-    "training_seeds": ((list,), "a list of whole numbers"),
+    "training_seeds": ((list, int), "a whole number, or a list of them"),
     "recipe": ((str,), "a recipe's name, or FILE.py:NAME"),
     "data_dir": ((str,), "a folder"),
     "inject_epoch": ((int,), "a whole number"),
@@ -49,7 +49,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "save_every": ((int,), "a whole number of steps"),
     "evaluate_every": ((int,), "a whole number of steps"),
     "probe_every": ((int,), "a whole number of steps"),
-    "detect": ((list,), "a list of detectors"),
+    "detect": ((list, str), "a detector, or a list of them"),
     "contrast": ((list,), "two layouts, one data-parallel, one model-parallel; or two recoveries"),
     "checkpoint_format": ((str,), "safetensors, pytorch, hdf5 or dcp"),
     "device": ((str,), "auto, cpu or cuda"),
@@ -60,6 +60,9 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "fit": ((int, float), "FIT per Mbit, of a machine's memory"),
 }
 """Keys of [campaign], the types that each takes, and how that is said."""
+
+_SEVERAL: Final = frozenset(("training_seeds", "detect"))
+"""Keys of [campaign] whose lists may be written as a single value."""
 
 Value = Any
 Axes = dict[str, tuple[Value, ...]]
@@ -173,6 +176,9 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         kinds, allowed = KINDS[key]
         if isinstance(value, bool) or not isinstance(value, (*kinds, int) if float in kinds else kinds):
             raise UsageError(f"campaign.{key} must be {allowed}, not {value!r}")
+    # --set gives a list only where there are commas: a single value is a list of one.
+    for key in _SEVERAL.intersection(campaign):
+        campaign[key] = campaign[key] if isinstance(campaign[key], list) else [campaign[key]]
     values: dict[str, Any] = dict(campaign)
     values["training_seeds"] = _seeds(values.get("training_seeds", [1]))
     values.update(_amount(values.pop("trials", None), values.get("margin")))
@@ -343,6 +349,10 @@ def _check(spec: Spec) -> None:
 
 
 def _check_recipe(spec: Spec) -> None:
+    from flipper.training.recipes import check_name, user
+
+    if spec.recipe and not user.is_meant(spec.recipe):  # a user's file may be elsewhere where results are only read
+        check_name(spec.recipe)
     if spec.fault == fault_kinds.BIT_FLIP and (spec.inject_epoch is None) == (spec.inject_step is None):
         raise UsageError("give campaign.inject_epoch or campaign.inject_step: after which the state is altered")
     if spec.epochs is not None and spec.steps is not None:

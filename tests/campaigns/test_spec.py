@@ -62,6 +62,29 @@ def test_set_without_a_table_is_a_key_of_campaign(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "key", "values"),
+    [
+        ("training_seeds=4", "training_seeds", (4,)),
+        ("training_seeds=4,5", "training_seeds", (4, 5)),
+        ("detect=loss-spike", "detect", ("loss-spike",)),
+    ],
+)
+def test_set_takes_a_single_value_where_a_list_belongs(
+    tmp_path: Path, change: str, key: str, values: tuple[object, ...]
+) -> None:
+    assert getattr(read_spec(written(tmp_path, WHOLE), [change]), key) == values
+
+
+def test_one_training_seed_goes_with_commands_that_take_none(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
+    text = (
+        '[campaign]\nname = "own"\ntraining_seeds = 3\n[axes]\ncheckpoint = "a.pt"\n'
+        '[commands]\nhere = "sh train {checkpoint} {metrics}"\n'
+    )
+    assert read_spec(written(tmp_path, text)).training_seeds == (3,)
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ("trails = 5", "no key of [campaign] 'trails'; did you mean trials?"),
@@ -69,6 +92,8 @@ def test_set_without_a_table_is_a_key_of_campaign(tmp_path: Path) -> None:
         ("seed = true", "campaign.seed must be a whole number, not True"),
         ("seed = -1", "campaign.seed must be 0 to 2**64 - 1, not -1"),
         ("training_seeds = []", "campaign.training_seeds must be whole numbers"),
+        ("training_seeds = true", "campaign.training_seeds must be a whole number, or a list of them, not True"),
+        ('recipe = "digits-mpl"', "no recipe named 'digits-mpl'; known: cifar10-alexnet,"),
         ("training_seeds = [1, 1]", "campaign.training_seeds: [1, 1] has one twice"),
         ('trials = "some"', "campaign.trials must be a positive whole number or \"all\", not 'some'"),
         ("trials = 0", 'campaign.trials must be a positive whole number or "all", not 0'),
