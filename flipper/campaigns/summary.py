@@ -56,13 +56,14 @@ def cell_summary(results: Results, cell: Cell) -> dict[str, Any]:
     spec, trials = results.campaign.spec, results.by_cell[cell.number]
     counts = Counter(trial.judgement.outcome for trial in trials)
     harmful = sum(trial.harmful for trial in trials)
+    census = _complete(results, cell)
     found = {
         "cell": cell.number,
         **cell.axes,
         "trials": len(trials),
         "population": max((trial.run.population for trial in trials), default=0),
-        "outcomes": {name: _proportion(counts[name], len(trials), spec.confidence) for name in OUTCOMES},
-        "not_benign": _proportion(harmful, len(trials), spec.confidence, census=_complete(results, cell)),
+        "outcomes": {name: _proportion(counts[name], len(trials), spec.confidence, census) for name in OUTCOMES},
+        "not_benign": _proportion(harmful, len(trials), spec.confidence, census),
     }
     if any(trial.run.weight != 1 for trial in trials):
         hits, weights = [t.harmful for t in trials], [t.run.weight for t in trials]
@@ -217,6 +218,9 @@ def _harm(results: Results, cells: Sequence[Cell]) -> tuple[float | None, Interv
     for cell, bits in zip(cells, populations, strict=True):
         trials = results.by_cell[cell.number]
         strata.append((bits / total, sum(trial.harmful for trial in trials), len(trials)))
+    if all(_complete(results, cell) for cell in cells):
+        share = sum(weight * hits / number for weight, hits, number in strata)
+        return share, Interval(share, share)
     return post_stratified(strata, results.campaign.spec.confidence)
 
 

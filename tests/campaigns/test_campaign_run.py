@@ -175,3 +175,11 @@ def test_a_census_strikes_each_bit_once(tmp_path: Path) -> None:
     size = found.trials[0].run.population
     assert len(found.trials) == size == 10
     assert len({tuple(map(str, trial.run.faults[0][:3])) for trial in found.trials}) == size
+    from flipper.campaigns.summary import summary
+
+    numbers = summary(found)
+    (cell,) = numbers["cells"]
+    for share in (cell["not_benign"], *cell["outcomes"].values()):  # nothing was sampled, so nothing is uncertain
+        assert share["low"] == share["proportion"] == share["high"]
+    (exposed,) = numbers["exposure"]
+    assert exposed["low"] == exposed["rate_per_job_hour"] == exposed["high"]
