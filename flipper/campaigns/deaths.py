@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flipper.errors import UsageError
-from flipper.failstop.kills import Kill
+from flipper.failstop.kills import LEAST_SHAPE, Kill
 from flipper.training.layouts import Parallel
 
 if TYPE_CHECKING:  # of what `campaign status` can do without
@@ -38,7 +39,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "bucket": f'a whole number from 0, or "{BEFORE}" the forward pass',
     "deaths": "a whole number from 1",
     "mtbf": "a number of steps above 0",
-    "shape": "a number above 0 and below 100",
+    "shape": f"a number from {LEAST_SHAPE:g}, below 100",
     "min_ranks": "a whole number from 1",
 }
 """How the values of each axis are said, but for those of CHOICES."""
@@ -81,8 +82,9 @@ def _allowed(axis: str, value: Any) -> bool:
         return False
     if axis in _LEAST:
         return isinstance(value, int) and value >= _LEAST[axis]
-    below = {"mtbf": float("inf"), "shape": 100}
-    return axis in below and isinstance(value, int | float) and 0 < value < below[axis]
+    if not isinstance(value, int | float):
+        return False
+    return 0 < value <= sys.float_info.max if axis == "mtbf" else axis == "shape" and LEAST_SHAPE <= value < 100
 
 
 @dataclass(frozen=True)

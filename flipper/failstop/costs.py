@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Final
 
-from flipper.errors import UsageError
-from flipper.text_files import read_text
+from flipper.errors import UsageError, shortened
+from flipper.text_files import read_option
 from flipper.toml import parse
+
+MOST: Final = 1e12
+"""Seconds of one cost, and of what a bandwidth makes of one byte: sums of more come to infinity, and so to nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,19 @@ class Costs:
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Read a TOML file with some of the fields; UsageError names what is wrong."""
-        values = parse(read_text(path))
+        values = parse(read_option(path, "--costs"))
         known = [field.name for field in fields(cls)]
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"--costs {path}: no cost {name!r}; known: {', '.join(known)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise UsageError(f"--costs {path}: {name} must be a number of at least 0, not {value!r}")
+            if name != "bandwidth" and value > MOST:
+                raise UsageError(f"--costs {path}: {name} is {shortened(str(value))}; at most {MOST:g} seconds")
         if values.get("bandwidth") == 0:
             raise UsageError(f"--costs {path}: bandwidth must be above 0")
+        if (bandwidth := values.get("bandwidth", MOST)) < 1 / MOST:
+            raise UsageError(f"--costs {path}: bandwidth is {bandwidth:g}; at least {1 / MOST:g} bytes a second")
         return cls(**values)
 
     def text(self) -> str:

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from flipper.errors import UsageError
-from flipper.text_files import read_text
+from flipper.failstop.kills import LEAST_SHAPE
+from flipper.text_files import read_option
 
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
@@ -57,8 +58,8 @@ class Drawn:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.shape < 100:
-            raise UsageError(f"--shape {self.shape:g}: the Weibull shape must be above 0 and below 100")
+        if not LEAST_SHAPE <= self.shape < 100:
+            raise UsageError(f"--shape {self.shape:g}: the Weibull shape must be {LEAST_SHAPE:g} or more and below 100")
 
     def of(self, worker: int) -> Iterator[float]:
         """As Failures.of."""
@@ -80,7 +81,7 @@ class Trace:
     @classmethod
     def read(cls, path: Path, workers: int) -> Trace:
         """A CSV file with the columns `seconds` and `worker`; UsageError says which line is wrong."""
-        rows = csv.DictReader(read_text(path).splitlines())
+        rows = csv.DictReader(read_option(path, "--trace").splitlines())
         if not {"seconds", "worker"} <= set(rows.fieldnames or ()):
             raise UsageError(f"--trace {path}: it needs a first line with the columns seconds,worker")
         found = []

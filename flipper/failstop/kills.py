@@ -15,6 +15,8 @@ _FORM: Final = re.compile(
     r"(?:,signal:(?P<signal>[A-Z]+))?"
 )
 SIGNALS: Final = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
+LEAST_SHAPE: Final = 0.01
+"""Of a Weibull distribution: with one of 0.005 its mean is more than a float holds times its scale."""
 
 
 @dataclass(frozen=True)

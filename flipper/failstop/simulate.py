@@ -88,8 +88,9 @@ class Outcome:
     def record(self, clean: Outcome) -> dict[str, object]:
         """The row that `flipper simulate` prints. clean: of the run that nothing happened to."""
         lost = None if self.accuracy is None or clean.accuracy is None else clean.accuracy - self.accuracy
-        overhead = self.clock - self.ideal
-        if abs(overhead) < ROUNDING:
+        # Of a run that ended early there is no overhead: it took less time than its steps would have.
+        overhead = None if self.error is not None else self.clock - self.ideal
+        if overhead is not None and abs(overhead) < ROUNDING:
             overhead = 0.0
         return {
             "strategy": self.strategy,
@@ -99,7 +100,7 @@ class Outcome:
             "accuracy_loss": lost,
             "compute_seconds": self.ideal,
             "overhead_seconds": overhead,
-            "overhead_fraction": overhead / self.ideal if self.ideal else None,
+            "overhead_fraction": overhead / self.ideal if overhead is not None and self.ideal else None,
             "world_size_end": self.world_size,
             "save_every": self.save_every or None,
             "state_digest": self.state_digest,

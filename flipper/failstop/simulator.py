@@ -17,13 +17,16 @@ from flipper.failstop.workers import Checkpoint, Death, Workers
 
 HOPELESS: Final = 100
 """Times as long as without failures: a run that is not done then, never will be."""
+MOST_IN_A_ROW: Final = 10_000
+"""Failures without a step between them: where they come so fast that time hardly passes, HOPELESS is never reached."""
 
 
 @dataclass
 class Simulation:
     """One strategy's run. clock: seconds; ideal: what the same steps take without failures and precautions.
 
-    save_every: steps between checkpoints, of "restart". lost: the failures that struck.
+    save_every: steps between checkpoints, of "restart". lost: the failures that struck; lost_before: how many of them
+    before the last step that was made.
     """
 
     workers: Workers
@@ -36,6 +39,7 @@ class Simulation:
     clock: float = 0.0
     ideal: float = 0.0
     lost: list[Failure] = field(default_factory=list)
+    lost_before: int = 0
 
     def run(self) -> None:
         """Until the last step. Raises TrainingError when fewer than min_ranks are left."""
@@ -126,11 +130,13 @@ class Simulation:
             self.workers.begin(checkpoint)
             return checkpoint
         self.workers.step()
+        self.lost_before = len(self.lost)
         self.clock = end
         return self.workers.checkpoint() if saves else checkpoint
 
     def _check_hope(self, time: float) -> None:
         """Raise TrainingError where failures come faster than the run gets from one checkpoint to the next."""
-        if time > HOPELESS * max(self.ideal, self.costs.detect + self.costs.respawn + self.costs.read):
+        late = time > HOPELESS * max(self.ideal, self.costs.detect + self.costs.respawn + self.costs.read)
+        if late or len(self.lost) - self.lost_before > MOST_IN_A_ROW:
             step = self.workers.run.progress.step
             raise TrainingError(f"failures come too fast: after {time:.4g} s the run is still at step {step}")

@@ -61,7 +61,10 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     ((*SIMULATE, "--mtbf", "1s"), 2, "--calibrate measures it here, --costs FILE gives it"),
     ((*SIMULATE, "--mtbf", "soon", "--costs", "c.toml"), 2, "is no duration above 0"),
     ((*SIMULATE, "--mtbf", "1s", "--costs", "c.toml", "--recovery", "pray"), 2, "'pray' is none of restart, rollback"),
-    ((*SIMULATE, "--mtbf", "1s", "--costs", "c.toml", "--shape", "0"), 2, "the Weibull shape must be above 0"),
+    ((*SIMULATE, "--mtbf", "1s", "--costs", "c.toml", "--shape", "0"), 2, "the Weibull shape must be 0.01 or more"),
+    ((*SIMULATE, "--mtbf", "1s", "--costs", "c.toml", "--shape", "0.001"), 2, "the Weibull shape must be 0.01 or more"),
+    ((*SIMULATE, "--trace", "latin.csv", "--costs", "c.toml"), 2, "is no text in UTF-8: byte 7 can't be read"),
+    ((*SIMULATE, "--mtbf", "1s", "--costs", "latin.csv"), 2, "--costs latin.csv is no text in UTF-8"),
     ((*SIMULATE, "--mtbf", "1s", "--costs", "c.toml", "--min-ranks", "5"), 2, "--min-ranks 5: there are 4 workers"),
     ((*SIMULATE, "--mtbf", "1s", "--costs", "absent.toml"), 2, "absent.toml"),
     ((*SIMULATE, "--trace", "t.csv", "--costs", "c.toml"), 2, "line 2: seconds must be"),
@@ -72,6 +75,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
 def test_what_is_wrong_is_one_line(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("step = 1\n")
     (tmp_path / "t.csv").write_text("seconds,worker\n1,9\n")
+    (tmp_path / "latin.csv").write_bytes(b"seconds\xe9\n")
     seen, out, err = flipper(tmp_path, *arguments)
     assert (seen, out) == (code, "")
     line = err.removesuffix("\n")

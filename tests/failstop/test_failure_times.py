@@ -59,6 +59,17 @@ def test_a_trace_is_read_and_sorted(tmp_path: Path) -> None:
     assert list(trace.of(1)) == [3.0, 7.5]
 
 
+def test_a_trace_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As spreadsheets write it."""
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfseconds,worker\r\n2,1\r\n")
+    assert Trace.read(tmp_path / "t.csv", 2).failures == (Failure(2.0, 1),)
+
+
+def test_no_cost_may_be_endless_but_bandwidth(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(Costs(step=1.0).text())
+    assert Costs.load(tmp_path / "c.toml") == Costs(step=1.0)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -85,6 +96,9 @@ def test_what_is_wrong_in_a_trace_is_told(text: str, said: str, tmp_path: Path) 
         ('step = "1"\n', "step must be a number of at least 0, not '1'"),
         ("step = true\n", "step must be a number"),
         ("bandwidth = 0\n", "bandwidth must be above 0"),
+        ("bandwidth = 1e-300\n", "bandwidth is 1e-300; at least 1e-12 bytes a second"),
+        ("step = inf\n", "step is inf; at most 1e\\+12 seconds"),
+        (f"read = 1{'0' * 400}\n", "read is 1000.*0; at most 1e\\+12 seconds"),
         ("step = \n", "no TOML"),
     ],
 )

@@ -141,6 +141,17 @@ def test_a_run_that_gets_nowhere_is_given_up() -> None:
     assert str(row["error"]).startswith("failures come too fast: after ")
 
 
+@pytest.mark.parametrize(("mtbf", "shape"), [(1e-9, 1.0), (1.0, 0.02)])
+def test_failures_that_let_no_time_pass_are_given_up_too(mtbf: float, shape: float) -> None:
+    train = TrainSpec("digits-mlp", steps=10, seed=1)
+    spec = SimulationSpec(train, 4, ("restart", "lossy"), Drawn(mtbf, 4, 1, shape), COSTS, mtbf=mtbf)
+    restart, lossy = simulate(spec)
+    assert str(restart["error"]).startswith("failures come too fast: after ")
+    assert lossy["error"] == "fewer than 1 of 4 workers are left"
+    for row in (restart, lossy):  # less time than the steps would have taken, and no overhead for that
+        assert (row["overhead_seconds"], row["overhead_fraction"]) == (None, None)
+
+
 def test_one_rate_is_no_sweep() -> None:
     with pytest.raises(UsageError, match="--sweep-mtbf needs two durations or more"):
         sweep(spec_of(), [3.0, 3.0], 1, 1)
