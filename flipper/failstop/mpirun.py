@@ -23,8 +23,8 @@ from flipper.errors import EndedError, FlipperError, HangError, TrainingError, U
 from flipper.failstop.coordinator import RankLost, heard_from, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
-from flipper.training.launch import GRACE_SECONDS, is_stopped
-from flipper.training.ranks import Failure
+from flipper.training.launch import GRACE_SECONDS
+from flipper.training.ranks import Failure, is_stopped
 from flipper.training.spec import Event
 
 KEY: Final = b"FLIPPER_MPI_KEY"

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Final
 
 from flipper.errors import EndedError, FlipperError, HangError, StartError, TrainingError
-from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
+from flipper.training.ranks import Body, Emit, Failure, Place, is_stopped, rank_main
 from flipper.training.spec import Event
 
 # How long the other ranks may take to fail, too, once one has: the root cause may be reported second.
@@ -321,15 +321,6 @@ class Ranks:
             return ""
         said = [line[:200] for line in lines if line and not line.startswith("[Gloo]")][-most:]
         return f"; it last wrote: {' | '.join(said)}" if said else ""
-
-
-def is_stopped(pid: int | None) -> bool:
-    """Whether a signal (SIGSTOP) or a debugger has stopped a process; False where that can't be seen."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:  # it has ended, or this is no Linux
-        return False
 
 
 def receive(connection: Connection) -> object:

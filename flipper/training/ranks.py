@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
@@ -64,7 +67,7 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
     # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
     os.setsid()
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(place,), daemon=True).start()
     _redirect(log)
     try:
         _set_up(place)
@@ -98,12 +101,43 @@ def one_line(error: BaseException, *where: str) -> str:
     return (f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__) + ending
 
 
-def _exit_with_parent() -> None:
-    """End this rank, and what its recipe has started, when the launching process is gone: nobody trains on alone."""
+def _exit_with_parent(place: Place) -> None:
+    """End this rank, and what its recipe has started, when the launching process is gone: nobody trains on alone.
+
+    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        for pid in _siblings():
+            if is_stopped(pid):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        if place.rendezvous.startswith("file://"):
+            shutil.rmtree(Path(place.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)  # the group is this rank's own
+
+
+def _siblings() -> list[int]:
+    """What the server that has forked this rank has forked; none where that can't be seen, or the server is gone."""
+    preload = sys.modules.get("flipper.training.preload")
+    server = os.getppid()
+    if preload is None or server != preload.SERVER:
+        return []
+    try:
+        with open(f"/proc/{server}/task/{server}/children", encoding="utf-8") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # this is no Linux
+        return []
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a signal (SIGSTOP) or a debugger has stopped a process; False where that can't be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has ended, or this is no Linux
+        return False
 
 
 def _redirect(log: str | None) -> None:

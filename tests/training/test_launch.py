@@ -152,8 +152,9 @@ def test_too_few_files_to_start_ranks_with_is_said(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
 
 
-def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    """Nobody tells the ranks: they notice by themselves."""
+@pytest.mark.parametrize("stops", [False, True])
+def test_no_process_outlives_a_killed_launcher(stops: bool, tmp_path: Path) -> None:
+    """Nobody tells the ranks: they notice by themselves, and end one that is stopped, and leave no folder."""
     code = (
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
         "import rank_bodies\n"
@@ -165,6 +166,12 @@ def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
         assert launcher.stdout is not None
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         assert all(map(alive, pids))
+        if stops:
+            os.kill(pids[0], signal.SIGSTOP)
         launcher.send_signal(signal.SIGKILL)
+        ended = wait_until(lambda: not any(map(alive, pids)))
+        if not ended:
+            os.kill(pids[0], signal.SIGKILL)
         assert launcher.stdout.read() == b""  # until the fork server, too, has ended
-    assert wait_until(lambda: not any(map(alive, pids)))
+    assert ended
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
