@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flipper.errors import UsageError
 from flipper.failstop.survivor import Sum, Survivor
 
 PARTS: Final = 3
@@ -62,6 +63,23 @@ def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
         else:
             buckets.append([parameter])
     return buckets
+
+
+def check_bucketwise(optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer whose step looks at all gradients, as clipping by their norm does.
+
+    A bucket is applied while others still get their gradients, so that the norm isn't known yet. What can be seen is a
+    hook of the step, and a step around that of one of torch's optimizers; torch's own take each parameter by itself.
+    """
+    hooks = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
+    kind = type(optimizer)
+    torchs = any(base.__module__.startswith("torch.optim") for base in kind.__mro__ if base not in (Optimizer, object))
+    if hooks or (torchs and not kind.step.__module__.startswith("torch.optim")):
+        does = "has hooks of its step" if hooks else f"is a {kind.__name__} with a step of its own"
+        raise UsageError(
+            f"the recipe's optimizer {does}, as for gradient clipping, and where ranks may die weights are updated "
+            "before all gradients are there, whose norm isn't known yet: leave it out"
+        )
 
 
 class Reducer:

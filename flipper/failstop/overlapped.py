@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flipper.errors import UsageError
-from flipper.failstop.buckets import LostContact, Reducer, contact
+from flipper.failstop.buckets import LostContact, Reducer, check_bucketwise, contact
 from flipper.failstop.messages import Lost, Plan
 from flipper.failstop.snapshot import Snapshot
 from flipper.failstop.spec import FailstopSpec
@@ -36,6 +36,7 @@ class Overlapped(Layout):
         self, grid: Grid, recipe: Recipe, engine: Whole, ties: Mapping[str, str], survivor: Survivor, job: FailstopSpec
     ) -> None:
         super().__init__(grid, recipe, engine, ties)
+        check_bucketwise(self.optimizer)
         self.survivor = survivor
         self.completed = 0
         self.phase = "meet"

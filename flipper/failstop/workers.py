@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flipper.errors import UsageError
-from flipper.failstop.buckets import bucketed
+from flipper.failstop.buckets import bucketed, check_bucketwise
 from flipper.failstop.norms import NORMS, WorkerNorms
 from flipper.training import canonical, loop, seeds
 from flipper.training.recipes.parts import loss_of
@@ -49,6 +49,7 @@ class Workers:
     def __init__(self, run: loop.Run, count: int, rules: Rules, exact: bool, timed: bool = False) -> None:
         self.run, self.count, self.rules, self.exact, self.timed = run, count, rules, exact, timed
         self.module = run.layout.module
+        check_bucketwise(run.layout.optimizer)
         self.buckets = bucketed(self.module.parameters())
         self.sizes = [sum(each.nbytes for each in bucket) for bucket in self.buckets]
         if not exact and not timed and (held := _unknown_norm(self.module)):

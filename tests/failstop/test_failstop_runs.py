@@ -210,6 +210,28 @@ def test_a_bucket_that_is_not_there_is_told(tmp_path: Path) -> None:
         run(2, ("rank:1@step:3:bucket:3",), "lossy", tmp_path)
 
 
+CLIPPED = """
+from dataclasses import replace
+import torch
+from flipper.training.recipes import get
+
+def clipped(parameters):
+    parameters = list(parameters)
+    made = torch.optim.SGD(parameters, lr=0.1)
+    made.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(parameters, 0.01) and None)
+    return made
+
+CLIPPED = replace(get("digits-mlp"), name="clipped", optimizer=clipped)
+"""
+
+
+def test_clipping_is_refused_where_layers_are_updated_before_the_norm_is_known(tmp_path: Path) -> None:
+    (tmp_path / "clipped.py").write_text(CLIPPED)
+    spec = TrainSpec(f"{tmp_path / 'clipped.py'}:CLIPPED", Parallel("ddp", 2), steps=2, seed=1)
+    with pytest.raises(UsageError, match="has hooks of its step, as for gradient clipping"):
+        train_through(FailstopSpec(spec, (), "lossy"))
+
+
 @pytest.mark.parametrize("step", [13, 4])
 def test_a_step_that_the_run_does_not_have_is_told(step: int, tmp_path: Path) -> None:
     """Also one before the checkpoint that it goes on from."""

@@ -188,6 +188,17 @@ def test_batched_workers_have_no_statistics_of_a_norm_that_is_not_known(tmp_path
         simulated(f"{tmp_path / 'normed.py'}:own", 4, [], "lossy", mode="batched")
 
 
+def test_clipping_is_refused_as_by_real_ranks(tmp_path: Path) -> None:
+    (tmp_path / "clipped.py").write_text(
+        "from dataclasses import replace\nimport torch\nfrom flipper.training.recipes import get\n"
+        "class Clipping(torch.optim.SGD):\n    def step(self, closure=None):\n        return super().step(closure)\n"
+        "def clipped(parameters):\n    return Clipping(parameters, lr=0.1)\n"
+        'own = replace(get("digits-mlp"), optimizer=clipped)\n'
+    )
+    with pytest.raises(UsageError, match="is a Clipping with a step of its own, as for gradient clipping"):
+        simulated(f"{tmp_path / 'clipped.py'}:own", 2, [], "lossy")
+
+
 def test_more_workers_than_samples_are_told() -> None:
     with pytest.raises(UsageError, match="--workers 70: a batch has 64 samples; --batch-size sets it"):
         simulated("digits-mlp", 70, [], "lossy")
