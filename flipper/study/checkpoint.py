@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flipper.errors import UsageError
 from flipper.study.formats import check_installed
+from flipper.study.memory import free_bytes
 from flipper.study.rows import Measured
 from flipper.study.spec import StudySpec
 from flipper.training.launch import run_ranks
@@ -43,6 +45,7 @@ def study(spec: StudySpec, on_event: Listener | None = None, *, verbose: bool = 
     """
     for name in spec.formats:
         check_installed(name)
+    _check_room(spec)
     rows: list[dict[str, Any]] = []
     steps: dict[int, float] = {}
     machine: dict[str, str] = {}
@@ -55,6 +58,20 @@ def study(spec: StudySpec, on_event: Listener | None = None, *, verbose: bool = 
             if measured.step_seconds is not None:
                 steps[ranks] = measured.step_seconds
         return Study(spec, rows, steps, machine, _filesystem(Path(folder)))
+
+
+def _check_room(spec: StudySpec) -> None:
+    """Raise UsageError for made-up tensors that don't fit into the memory that is free."""
+    free = free_bytes()
+    if spec.synthetic is None or free is None:
+        return
+    copies = max(ranks if spec.parallel(ranks).replicated else 1 for ranks in spec.ranks)
+    needed = 6 * copies * spec.synthetic  # Adam's two moments beside the parameters, and all of it again when loaded
+    if needed > free:
+        raise UsageError(
+            f"--synthetic: {spec.synthetic:,} bytes of parameters with Adam's state, of which there are two while they "
+            f"are loaded, take {needed:,} bytes of memory; {free:,} are free here"
+        )
 
 
 def _measured(spec: StudySpec, ranks: int, folder: Path, on_event: Listener | None, verbose: bool) -> Measured:

@@ -20,6 +20,15 @@ def settle() -> None:
         trim(0)
 
 
+def free_bytes() -> int | None:
+    """Memory that processes may still take; None where the system doesn't tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+
+
 def begin_peak() -> int | None:
     """Forget the peak so far; bytes resident now. None where the system doesn't tell."""
     try:

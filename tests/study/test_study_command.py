@@ -87,6 +87,8 @@ def test_the_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["digits-mlp", "--folder", "/nowhere"], 2, "there is no such folder"),
         (["digits-mlp", "--report", "/nowhere/page.html"], 1, "there is no such folder"),
         (["--synthetic", "much"], 2, "say 100MB, 1GiB"),
+        (["--synthetic", "8TB"], 2, "take 48,000,000,000,000 bytes of memory"),
+        (["--synthetic", "4TB", "--parallel", "ddp", "--ranks", "1,2"], 2, "take 48,000,000,000,000 bytes of memory"),
         (["--from", str(SAMPLES / "README.md")], 4, "no checkpoint that flipper knows"),
         (["digits-mlp", "--ranks", "9", "--parallel", "pipeline", "--formats", "npz"], 2, "at most 3 stages"),
     ],
