@@ -10,9 +10,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is no
 if sys.platform == "linux":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks are all here, whatever the host's name resolves to
 
-SERVER = os.getpid()
-"""The fork server's number, as each rank finds it."""
-
 MODULES = (
     "torch",
     "torch.distributed.pipelining",

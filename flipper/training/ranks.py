@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # What one rank sends to the launching process.
 Emit = Callable[[Event], None]
 
+_PID: Final = "pid-"
+"""What the name of the file begins with by which a rank tells the others its process."""
+
 _TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets, and users' other tools set in part."""
 
@@ -67,7 +70,10 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
     # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
     os.setsid()
-    threading.Thread(target=_exit_with_parent, args=(place,), daemon=True).start()
+    folder = Path(place.rendezvous.removeprefix("file://")).parent if place.rendezvous.startswith("file://") else None
+    if folder is not None:
+        (folder / f"{_PID}{os.getpid()}").touch()  # for the others, who may outlive the server that knows all
+    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
     _redirect(log)
     try:
         _set_up(place)
@@ -101,7 +107,7 @@ def one_line(error: BaseException, *where: str) -> str:
     return (f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__) + ending
 
 
-def _exit_with_parent(place: Place) -> None:
+def _exit_with_parent(folder: Path | None) -> None:
     """End this rank, and what its recipe has started, when the launching process is gone: nobody trains on alone.
 
     Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
@@ -109,26 +115,13 @@ def _exit_with_parent(place: Place) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        for pid in _siblings():
-            if is_stopped(pid):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-        if place.rendezvous.startswith("file://"):
-            shutil.rmtree(Path(place.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
+        if folder is not None:
+            for path in folder.glob(f"{_PID}*"):
+                if is_stopped(pid := int(path.name.removeprefix(_PID))):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)  # the group is this rank's own
-
-
-def _siblings() -> list[int]:
-    """What the server that has forked this rank has forked; none where that can't be seen, or the server is gone."""
-    preload = sys.modules.get("flipper.training.preload")
-    server = os.getppid()
-    if preload is None or server != preload.SERVER:
-        return []
-    try:
-        with open(f"/proc/{server}/task/{server}/children", encoding="utf-8") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:  # this is no Linux
-        return []
 
 
 def is_stopped(pid: int | None) -> bool:
