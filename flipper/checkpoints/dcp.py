@@ -226,7 +226,9 @@ def _obstacle(dtype: str, split: int, transformed: bool) -> str | None:
 
 
 def _of_dcp(name: Global) -> bool:
-    return name.module.startswith("torch.distributed.checkpoint.") or name.qualified == "pathlib.PosixPath"
+    """Whether torch writes the name itself; enumerations are written by getattr under Python 3.11.0 to 3.11.3."""
+    known_here = ("pathlib.PosixPath", "builtins.getattr")
+    return name.module.startswith("torch.distributed.checkpoint.") or name.qualified in known_here
 
 
 def _place(root: dict[Any, Tree], path: Any, name: str, value: Tree) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Final, NoReturn
@@ -114,10 +115,20 @@ def _told(error: Exception, traceback: bool) -> int:
         hint = f"\nTry '{context.command_path} --help' for help." if context is not None else ""
     elif isinstance(error, OSError) and error.strerror:  # of stdout, mostly: a full disk
         code, message = 1, f"{error.filename or 'stdout'}: {error.strerror}"
+        if error.filename is None:
+            _drop_output()
     else:
         code, message = 1, f"internal error: {type(error).__name__}: {error}; --traceback shows where, please report it"
     click.echo(f"flipper: error: {printable(message)}{hint}", err=True)
     return code
+
+
+def _drop_output() -> None:
+    """Let what stdout still holds go nowhere: Python would try to write it once more at the end, and say so."""
+    with suppress(OSError, ValueError):  # it may have no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _prepare_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -106,6 +107,26 @@ def strike(path: Path, name: str, flat: list[int], xor: list[int]) -> None:
                 for place, value in zip(places.tolist(), values.tolist(), strict=True):
                     data[place] ^= value
             (path / file).write_bytes(data)
+
+
+class Python3110(pickle.Pickler):
+    """Writes enumerations as Python 3.11.0 to 3.11.3 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_enumerations_are_read_as_any_python_writes_them(tmp_path):
+    path = saved(tmp_path, training_state())
+    with open(path / ".metadata", "rb") as file:
+        metadata = pickle.load(file)
+    with open(path / ".metadata", "wb") as file:
+        Python3110(file).dump(metadata)
+    assert b"getattr" in (path / ".metadata").read_bytes()
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.notes == ()
+    for name, tensor in loaded(path).items():
+        assert np.array_equal(read_all(checkpoint, name), bits_of(tensor)), name
 
 
 def test_a_training_state_reads_as_torch_loads_it(tmp_path):

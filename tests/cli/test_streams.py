@@ -196,11 +196,14 @@ def test_a_reader_that_goes_away_is_no_error_message(style, tmp_path):
         assert errors.read() == ""
 
 
-def test_a_full_disk_under_stdout_is_one_line():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_stdout_is_one_line(unbuffered):
+    """Also where Python holds what could not be written, and would try once more when it ends."""
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         for arguments in (["inspect", MLP], ["size", "--population", "9"], ["--help"]):
             done = subprocess.run(
-                [*COMMAND, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+                [*COMMAND, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, env=environment,
                 check=False,
             )  # fmt: skip
             assert (done.returncode, done.stderr) == (1, "flipper: error: stdout: No space left on device\n")
