@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
@@ -131,7 +130,8 @@ class GlooSurvivor(Survivor):
 
     def __init__(self, place: Place, send: Callable[[object], None], kills: tuple[Kill, ...]) -> None:
         super().__init__(place, send, kills)
-        self._folder = Path(place.rendezvous.removeprefix("file://")).parent
+        assert place.folder is not None  # torchrun's ranks are refused before
+        self._folder = place.folder
 
     def grid(self, parallel: Parallel, device: torch.device) -> Grid:
         mesh: Any = None

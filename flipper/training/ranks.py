@@ -52,6 +52,12 @@ class Place:
         """Whether torchrun started this rank, and not flipper."""
         return self.rendezvous == "env://"
 
+    @property
+    def folder(self) -> Path | None:
+        """Of the ranks that flipper started: where they meet."""
+        place = self.rendezvous.removeprefix("file://")
+        return None if place == self.rendezvous else Path(place).parent
+
 
 Body = Callable[[Place, Emit], None]
 
@@ -70,10 +76,9 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
     # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
     os.setsid()
-    folder = Path(place.rendezvous.removeprefix("file://")).parent if place.rendezvous.startswith("file://") else None
-    if folder is not None:
-        (folder / f"{_PID}{os.getpid()}").touch()  # for the others, who may outlive the server that knows all
-    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
+    if place.folder is not None:
+        (place.folder / f"{_PID}{os.getpid()}").touch()  # for the others, who may outlive the server that knows all
+    threading.Thread(target=_exit_with_parent, args=(place.folder,), daemon=True).start()
     _redirect(log)
     try:
         _set_up(place)

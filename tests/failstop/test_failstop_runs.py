@@ -49,11 +49,31 @@ def test_without_a_death_it_is_distributed_data_parallel_bit_for_bit(recipe: str
     assert (here.loss, here.accuracy) == (there.loss, there.accuracy)
 
 
+SCALED = """
+from dataclasses import replace
+import torch
+from flipper.training.recipes import get
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = get("digits-mlp").model()
+        self.register_buffer("scale", torch.ones(10))
+
+    def forward(self, features):
+        return self.inner(features) * self.scale
+
+SCALED = replace(get("digits-mlp"), name="scaled", model=Scaled, cuts=())
+"""
+
+
 @pytest.mark.parametrize("reach", ["all", "one", "rank:1"])
-def test_a_struck_buffer_is_what_distributed_data_parallel_makes_of_it(reach: str) -> None:
-    """The first replica's buffers are everyone's in the next pass, the struck ones too."""
-    faults = faults_of({"layer": ["model.bn1.running_mean"], "bits": "exponent", "max_abs": 1e9, "count": 3, "seed": 7})
-    spec = TrainSpec("digits-cnn", Parallel("ddp", 2), steps=4, seed=1, inject=faults, at=2, reach=reach)
+def test_a_struck_buffer_is_what_distributed_data_parallel_makes_of_it(reach: str, tmp_path: Path) -> None:
+    """The first replica's buffers are everyone's in the next pass, whose gradients depend on them here."""
+    (tmp_path / "scaled.py").write_text(SCALED)
+    faults = faults_of({"layer": ["model.scale"], "bits": "mantissa", "count": 4, "seed": 7})
+    recipe = f"{tmp_path / 'scaled.py'}:SCALED"
+    spec = TrainSpec(recipe, Parallel("ddp", 2), steps=4, seed=1, inject=faults, at=2, reach=reach)
     there, here = train(spec), train_through(FailstopSpec(spec, (), "lossy"))
     assert (here.state_digest, here.loss, here.accuracy) == (there.state_digest, there.loss, there.accuracy)
 
