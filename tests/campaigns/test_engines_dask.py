@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,24 @@ def test_a_worker_makes_as_many_runs_at_once_as_their_ranks_fit_into_its_threads
         assert engine.executor.submit(pow, 2, 3).result(PATIENCE) == 8
         with pytest.raises(ZeroDivisionError):
             engine.executor.submit(divmod, 1, 0).result(PATIENCE)
+
+
+def test_threads_of_a_worker_that_ask_at_the_same_time_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pools would make twice the runs at once."""
+    from flipper.campaigns.engines import dask
+
+    started = []
+
+    class Slow(dask.Pool):
+        def __init__(self, slots: int) -> None:
+            time.sleep(0.2)
+            started.append(self)
+            super().__init__(slots)
+
+    monkeypatch.setattr(dask, "Pool", Slow)
+    with ThreadPoolExecutor(4) as threads:
+        pools = set(threads.map(dask._pool, [1 << 20] * 4))
+    assert [len(pools), len(started)] == [1, 1]
 
 
 def both(mine: str, other: str) -> bool:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flipper.campaigns.engines.engine import Engine
 from flipper.errors import FlipperError, UsageError
@@ -27,6 +28,9 @@ from flipper.training.pool import Pool
 
 if TYPE_CHECKING:
     from distributed import Client
+
+_ASKING: Final = threading.Lock()
+"""functools.cache calls its function once for each thread that asks before it has answered."""
 
 
 @contextmanager
@@ -103,9 +107,14 @@ class _Run:
         return pool.submit_ranks(min(self.ranks, pool.slots), self.work, *self.arguments).result()
 
 
-@functools.cache
 def _pool(slots: int) -> Pool:
-    """The pool of this worker, whose runs end with it."""
+    """The pool of this worker, whose runs end with it: one for all of its threads, which ask at the same time."""
+    with _ASKING:
+        return _started_pool(slots)
+
+
+@functools.cache
+def _started_pool(slots: int) -> Pool:
     pool = Pool(slots)
     util.Finalize(None, pool.call_off, exitpriority=10)
     return pool
