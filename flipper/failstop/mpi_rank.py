@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 from flipper.errors import FlipperError, TrainingError
 from flipper.failstop.messages import Hello
 from flipper.failstop.mpirun import KEY
-from flipper.training.ranks import Failure, Place, one_line
+from flipper.training.ranks import Failure, Place, end_alone, one_line, tell_process
 
 
 def main(address: str) -> None:
@@ -26,11 +26,14 @@ def main(address: str) -> None:
     from mpi4py import MPI
 
     rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    folder = Path(address).parent
+    os.setpgid(0, 0)  # as mpirun has done
+    tell_process(folder)
     connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
     ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
     connection.send(Hello(rank, os.getpid(), ulfm))
     job = connection.recv()
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(connection, folder), daemon=True).start()
     try:
         import_module("flipper.training.preload")  # threads and determinism, before torch is used
         import torch
@@ -64,12 +67,12 @@ def _works(mpi: Any) -> bool:
     return True
 
 
-def _end_with(connection: Connection) -> None:
+def _end_with(connection: Connection, folder: Path) -> None:
     """End this rank when the launching process is gone."""
     try:
         connection.recv()
     except (EOFError, OSError):
-        os.kill(os.getpid(), signal.SIGKILL)
+        end_alone(folder)
 
 
 if __name__ == "__main__":

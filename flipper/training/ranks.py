@@ -77,7 +77,7 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
     os.setsid()
     if place.folder is not None:
-        (place.folder / f"{_PID}{os.getpid()}").touch()  # for the others, who may outlive the server that knows all
+        tell_process(place.folder)
     threading.Thread(target=_exit_with_parent, args=(place.folder,), daemon=True).start()
     _redirect(log)
     try:
@@ -113,20 +113,30 @@ def one_line(error: BaseException, *where: str) -> str:
 
 
 def _exit_with_parent(folder: Path | None) -> None:
-    """End this rank, and what its recipe has started, when the launching process is gone: nobody trains on alone.
-
-    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
-    """
+    """End this rank when the launching process is gone: nobody trains on alone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        if folder is not None:
-            for path in folder.glob(f"{_PID}*"):
-                if is_stopped(pid := int(path.name.removeprefix(_PID))):
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)
-            shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)  # the group is this rank's own
+        end_alone(folder)
+
+
+def tell_process(folder: Path) -> None:
+    """Tell the others which process this is: they may outlive the one that knows all."""
+    (folder / f"{_PID}{os.getpid()}").touch()
+
+
+def end_alone(folder: Path | None) -> None:
+    """End this rank, and what its recipe has started, where nobody is left to end it.
+
+    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
+    """
+    if folder is not None:
+        for path in folder.glob(f"{_PID}*"):
+            if is_stopped(pid := int(path.name.removeprefix(_PID))):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)  # the group is this rank's own
 
 
 def is_stopped(pid: int | None) -> bool:

@@ -104,10 +104,17 @@ def test_an_mpirun_that_knows_no_ulfm_is_told(monkeypatch: pytest.MonkeyPatch, t
         run(2, (), None, tmp_path)
 
 
+def words_of(pid: str) -> list[str]:
+    """Of a process's command line."""
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_the_launcher(number: signal.Signals, tmp_path: Path) -> None:
-    """No rank, and no mpirun."""
+@pytest.mark.parametrize(
+    ("number", "stopped"), [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGINT, True)]
+)
+def test_nothing_outlives_the_launcher(number: signal.Signals, stopped: bool, tmp_path: Path) -> None:
+    """No rank, stopped or not, no mpirun, and no folder."""
     command = [
         sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:2", "--steps", "1000000", "--seed",
         "1", "--metrics", "m.jsonl", "-q",
@@ -117,8 +124,13 @@ def test_nothing_outlives_the_launcher(number: signal.Signals, tmp_path: Path) -
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "m.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count('"step"') > 3)
+    ranks = {pid: words for pid in marked(mark) if (words := words_of(pid))[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
+    assert len(ranks) == 2
+    if stopped:
+        os.kill(int(min(ranks)), signal.SIGSTOP)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err.strip()) == (-number if number == signal.SIGKILL else 128 + number, "")
     wait_for(lambda: not marked(mark))
+    assert not any(Path(words[-1]).parent.exists() for words in ranks.values())
     assert all(json.loads(line) for line in metrics.read_text().splitlines()[:3])
