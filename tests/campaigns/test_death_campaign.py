@@ -110,6 +110,18 @@ def test_overhead_is_the_time_over_the_median_of_clean_runs(
         assert row["overhead_fraction"] == pytest.approx(row["seconds"] / usual - 1)
 
 
+@pytest.mark.slow
+def test_under_mpi_a_campaign_comes_to_what_it_does_under_gloo(tmp_path: Path) -> None:
+    """To the bit: sums are in the order of ranks there too, and layouts meet the same deaths."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    axes = {"parallel": ["ddp:2", "mpi:2"], "recovery": "lossy"}
+    results = finished(campaign_of(tmp_path, axes, trials=1, null_trials=0))
+    told = ("kills", "outcome", "state_digest", "world_size_end", "steps_again", "metric_final")
+    here, there = ({name: row[name] for name in told} for row in rows(results))
+    assert here == there
+    assert here["world_size_end"] == 1
+
+
 def test_the_golden_run_is_that_of_plain_data_parallel_training(results: Results) -> None:
     from flipper.training.layouts import Parallel
     from flipper.training.run import train
