@@ -156,7 +156,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {error}") from error
+        raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         document = toml.parse(text)
         for change in changes:

@@ -39,26 +39,63 @@ DRAWS: Final = 100
 @click.argument("recipe")
 @click.option("--workers", type=click.IntRange(2), required=True, metavar="W", help="How many there are.")
 @click.option("--steps", type=click.IntRange(1), required=True, metavar="N", help="Steps from the beginning.")
-@click.option("--recovery", default="restart,rollback,lossy", metavar="S[,S...]", help="[default: all three]")
-@click.option("--mtbf", metavar="DURATION", help="Of the whole job: 90s, 15min, 2h, 1.5d of simulated time.")
+@click.option(
+    "--recovery",
+    default="restart,rollback,lossy",
+    metavar="S[,S...]",
+    help="restart, rollback, lossy.  [default: all three]",
+)
+@click.option(
+    "--mtbf",
+    metavar="DURATION",
+    help="Mean time between failures of the whole job: 90s, 15min, 2h, 1.5d of simulated time.",
+)
 @click.option("--sweep-mtbf", metavar="D,D[,D...]", help="Several instead: the trade-off, and where two break even.")
 @click.option("--repeat", type=click.IntRange(1), metavar="N", help="Seeds of a sweep, from --seed on.  [default: 5]")
 @click.option("--draws", type=click.IntRange(1), metavar="N", help="Seeds that only time is taken of.  [default: 100]")
 @click.option("--report", type=FILE, metavar="FILE", help="Write the sweep as an HTML page, too.")
 @click.option("--shape", type=float, metavar="K", help="Of a Weibull distribution.  [default: 1, exponential]")
-@click.option("--trace", type=CHECKPOINT, metavar="FILE", help="Failures instead: CSV with seconds,worker.")
+@click.option("--trace", type=CHECKPOINT, metavar="FILE", help="Take failures from a CSV file of seconds,worker.")
 @click.option("--costs", type=CHECKPOINT, metavar="FILE", help="What things take (TOML), as --calibrate prints it.")
 @click.option("--calibrate", is_flag=True, help="Measure that on this machine first, and print it.")
-@click.option("--mode", type=click.Choice(["exact", "batched"]), default="exact", help="One worker after another.")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Of all workers.  [default: recipe's]")
-@click.option("--save-every", type=click.IntRange(1), metavar="N", help="Checkpoints; without it by Young and Daly.")
-@click.option("--min-ranks", type=click.IntRange(1), default=1, metavar="N", help="Fewer end the run.")
-@click.option("--world-batch", type=click.Choice(["fixed", "per-rank"]), default="fixed", help="Of the survivors.")
-@click.option("--world-rate", type=click.Choice(["keep", "linear"]), default="keep", help="The learning rate then.")
-@click.option("--lost-share", type=click.Choice(["drop", "zero"]), default="drop", help="In a lossy mean.")
-@click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Begin there.")
+@click.option(
+    "--mode",
+    type=click.Choice(["exact", "batched"]),
+    default="exact",
+    help="One worker after another, or many at once.  [default: exact]",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), metavar="N", help="Samples a step, of all workers.  [default: recipe's]"
+)
+@click.option(
+    "--save-every", type=click.IntRange(1), metavar="N", help="Steps between checkpoints; without it by Young and Daly."
+)
+@click.option(
+    "--min-ranks", type=click.IntRange(1), default=1, metavar="N", help="End a run where fewer workers are left."
+)
+@click.option(
+    "--world-batch",
+    type=click.Choice(["fixed", "per-rank"]),
+    default="fixed",
+    help="Survivors share the whole batch, or keep their own parts.  [default: fixed]",
+)
+@click.option(
+    "--world-rate",
+    type=click.Choice(["keep", "linear"]),
+    default="keep",
+    help="Their learning rate: kept, or in proportion to the batch.  [default: keep]",
+)
+@click.option(
+    "--lost-share",
+    type=click.Choice(["drop", "zero"]),
+    default="drop",
+    help="A dead worker's part of a lossy mean: left out, or zeros.  [default: drop]",
+)
+@click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Begin with this state.")
 @click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of training and failures; or drawn.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of training and failures; drawn without it."
+)
 @output_options
 def command(
     recipe: str,

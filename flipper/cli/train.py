@@ -51,26 +51,60 @@ def _steps(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option("--resume", type=CHECKPOINT, metavar="CKPT", help="Go on from there, to the same total.")
 @click.option("--save", type=FILE, metavar="DIR", help="Write a checkpoint at the end to this folder.")
 @click.option("--save-every", callback=_steps, metavar="N|auto", help="Also every N steps; auto: as --mtbf makes best.")
-@click.option("--mtbf", metavar="DURATION", help="Between failures of the job: 90s, 15min, 2h, 1.5d.")
+@click.option("--mtbf", metavar="DURATION", help="Mean time between failures of the job: 90s, 15min, 2h, 1.5d.")
 @click.option("--checkpoint-format", metavar="F", default="safetensors", help="safetensors, pytorch, hdf5 or dcp.")
 @click.option("--metrics", type=FILE, metavar="FILE", help="Write JSON lines while training.")
 @click.option("--data-dir", type=FILE, metavar="DIR", help="Where data lies that no package brings.")
 @click.option("--allreduce", metavar="HOW", default="ordered", help="ordered, native or mesh:RxC.  [default: ordered]")
 @click.option("--failed", multiple=True, metavar="HOLE", help="Chips of that mesh: r,c or HxW@r,c; repeatable.")
 @click.option("--inject", type=CHECKPOINT, metavar="FAULTS", help="Strike live state: a manifest, or a TOML table.")
-@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After which step.")
-@click.option("--reach", metavar="COPIES", default="all", help="all, one or rank:R.  [default: all]")
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="The step after which --inject strikes.")
+@click.option(
+    "--reach",
+    metavar="COPIES",
+    default="all",
+    help="Replicas that --inject strikes: all, one or rank:R.  [default: all]",
+)
 @click.option("--probe-every", type=click.IntRange(1), metavar="N", help="Compare the replicas every N steps.")
-@click.option("--detect", multiple=True, metavar="NAME", help="Also nonfinite-state, replicas or replay.")
-@click.option("--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="For a silent rank.")
-@click.option("--kill", "kills", multiple=True, metavar="WHO@WHEN", help="As rank:1@step:20[:bucket:2].")
-@click.option("--recovery", type=click.Choice(["restart", "rollback", "lossy"]), help="What is done when a rank dies.")
-@click.option("--min-ranks", type=click.IntRange(1), metavar="N", help="Fewer survivors end the run.  [default: 1]")
-@click.option("--peer-copies", type=click.IntRange(0), metavar="N", help="Of each rank's state, in others' memory.")
-@click.option("--peer-every", type=click.IntRange(1), metavar="N", help="Made anew every N steps.  [default: 1]")
-@click.option("--world-batch", type=click.Choice(["fixed", "per-rank"]), help="Of the survivors.  [default: fixed]")
-@click.option("--world-rate", type=click.Choice(["keep", "linear"]), help="The learning rate then.  [default: keep]")
-@click.option("--lost-share", type=click.Choice(["drop", "zero"]), help="In a lossy mean.  [default: drop]")
+@click.option(
+    "--detect",
+    multiple=True,
+    metavar="NAME",
+    help="One more detector: nonfinite-state, replicas or replay; repeatable.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0.1, 1e6), default=300.0, metavar="SECONDS", help="To wait for a silent rank."
+)
+@click.option(
+    "--kill", "kills", multiple=True, metavar="WHO@WHEN", help="Kill a rank: rank:1@step:20[:bucket:2]; repeatable."
+)
+@click.option(
+    "--recovery", type=click.Choice(["restart", "rollback", "lossy"]), help="How training goes on when a rank dies."
+)
+@click.option(
+    "--min-ranks", type=click.IntRange(1), metavar="N", help="End the run where fewer ranks are left.  [default: 1]"
+)
+@click.option(
+    "--peer-copies", type=click.IntRange(0), metavar="N", help="Copies of each rank's state in others' memory."
+)
+@click.option(
+    "--peer-every", type=click.IntRange(1), metavar="N", help="Renew those copies every N steps.  [default: 1]"
+)
+@click.option(
+    "--world-batch",
+    type=click.Choice(["fixed", "per-rank"]),
+    help="Survivors share the whole batch, or keep their own parts.  [default: fixed]",
+)
+@click.option(
+    "--world-rate",
+    type=click.Choice(["keep", "linear"]),
+    help="Their learning rate: kept, or in proportion to the batch.  [default: keep]",
+)
+@click.option(
+    "--lost-share",
+    type=click.Choice(["drop", "zero"]),
+    help="A dead rank's part of a lossy mean: left out, or zeros.  [default: drop]",
+)
 @click.option("--control", is_flag=True, help="Stop midway, resume, compare with an uninterrupted run.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the built-in recipes.")
 @output_options
@@ -159,9 +193,7 @@ def _interval(save_every: int | str | None, mtbf: str | None) -> tuple[int, floa
     return int(save_every or 0) if save_every != AUTO else 0, None if mtbf is None else seconds_of(mtbf, "--mtbf")
 
 
-def _failstop(
-    spec: TrainSpec, check: bool, kills: tuple[str, ...], options: dict[str, Any]
-) -> FailstopSpec | None:
+def _failstop(spec: TrainSpec, check: bool, kills: tuple[str, ...], options: dict[str, Any]) -> FailstopSpec | None:
     """The run with what is done when ranks die; None where that wasn't asked for."""
     if not kills and not options and spec.parallel.data != "mpi":
         return None

@@ -45,7 +45,7 @@ def read_faults(path: Path) -> LiveFaults:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--inject: {path} can't be read: {error}") from error
+        raise UsageError(f"--inject: {path} can't be read: {getattr(error, 'strerror', None) or error}") from error
     if text.lstrip().startswith("{"):
         manifest = read_manifest(path)
         return LiveFaults(manifest.table.plan(), None, manifest.seed or 0)

@@ -204,5 +204,5 @@ def _newest(folder: Path) -> Path:
     try:
         name = (folder / "last").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder / 'last'} can't be read: {error}") from error
+        raise UsageError(f"{folder / 'last'} can't be read: {getattr(error, 'strerror', None) or error}") from error
     return folder / Path(name).name
