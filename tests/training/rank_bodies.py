@@ -19,6 +19,10 @@ def report(place: Place, emit: Emit) -> None:
     emit({"event": "here", "rank": place.rank, "pid": os.getpid(), "threads": torch.get_num_threads()})
 
 
+def tell_tunables(place: Place, emit: Emit) -> None:
+    emit({"event": "tunables", "tunables": os.environ["GLIBC_TUNABLES"]})
+
+
 def ordered_sums(place: Place, emit: Emit) -> None:
     """Sums of floats whose order matters, of a length that no number of ranks divides."""
     import torch

@@ -119,6 +119,24 @@ def test_a_script_needs_no_guard_and_may_come_from_stdin() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@pytest.mark.parametrize("usual", [None, "glibc.malloc.arena_max=2"])
+def test_huge_pages_are_asked_for_beside_what_the_user_has_tuned(usual: str | None) -> None:
+    """In the ranks; the caller's own environment stays."""
+    code = (
+        f"import os, sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+        "import rank_bodies\n"
+        "from flipper.training.launch import run_ranks\n"
+        "run_ranks(rank_bodies.tell_tunables, 1, lambda event: print(event['tunables']))\n"
+        "print(os.environ.get('GLIBC_TUNABLES'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("GLIBC_TUNABLES", None)
+    environment.update({} if usual is None else {"GLIBC_TUNABLES": usual})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    wanted = "glibc.malloc.hugetlb=1" if usual is None else f"{usual}:glibc.malloc.hugetlb=1"
+    assert (done.stdout, done.stderr) == (f"{wanted}\n{usual}\n", "")
+
+
 def test_the_folder_for_temporary_files_may_have_a_long_name(tmp_path: Path) -> None:
     """Longer than a socket's path can be; what is put there is removed, but for the cache that torch makes."""
     folder = tmp_path / ("long" * 50)
