@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -132,21 +132,29 @@ class Reducer:
         self._gather()
         self._apply()
 
-    def average(self, number: int, scale: float = 1.0) -> None:
-        """Average one bucket over all ranks and apply it. Raises LostContact."""
-        flat = self._flat(number)
-        if scale != 1:
-            flat = flat * scale
-        with contact():
-            total = self._survivor.summed(flat)
-        self._take(number, total)
+    def rest(self, donors: Mapping[int, int], scale: float) -> None:
+        """Average over all ranks the buckets that nobody has averaged, and apply those that aren't applied here.
 
-    def share(self, number: int, donor: int, have: bool) -> None:
-        """Take a bucket's average from the rank that has it, where it isn't applied yet. have: whether it is here."""
+        donors: bucket -> the rank that has its average. scale: of what is summed. Raises LostContact.
+        """
+        try:
+            for number in range(len(self.buckets)):
+                if number in donors:
+                    self._before(number)
+                    self._share(number, donors[number])
+                else:
+                    self._begin(number, scale)
+            self.settle()
+        except LostContact:
+            self._let_go()
+            raise
+
+    def _share(self, number: int, donor: int) -> None:
+        """Take a bucket's average from the rank that has it, where it isn't applied yet."""
         flat = self._flat(number)
         with contact():
             self._survivor.share(flat, donor)
-        if not have:
+        if number not in self.done:
             self._take(number, flat)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
@@ -158,14 +166,15 @@ class Reducer:
             self._attempt(functools.partial(self._begin, self._sent))
             self._sent += 1
 
-    def _begin(self, number: int) -> None:
+    def _begin(self, number: int, scale: float = 1.0) -> None:
         """The first part of one bucket's sum, the second of the one before, and the one before that is applied.
 
         Every rank does them in this order, wherever its backward pass is.
         """
         self._before(number)
+        flat = self._flat(number)
         with contact():
-            total = self._survivor.begin_sum(self._flat(number))
+            total = self._survivor.begin_sum(flat if scale == 1 else flat * scale)
         self._apply()
         self._gather()
         self._begun[number] = total
@@ -190,8 +199,12 @@ class Reducer:
                 work()
             except LostContact as error:
                 self._lost = str(error)
-                self._begun.clear()  # they hang on the broken group
-                self._gathered.clear()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the sums under way, which hang on a broken group."""
+        self._begun.clear()
+        self._gathered.clear()
 
     def _take(self, number: int, total: Tensor) -> None:
         gradients = [each.grad for each in self.buckets[number] if each.grad is not None]

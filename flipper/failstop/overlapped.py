@@ -151,12 +151,7 @@ class Overlapped(Layout):
             total, left = sum(self._sizes.values()), sum(self._sizes[origin] for origin in plan.ranks)
             scale = total / left if self._job.lost_share == "drop" else 1.0
             self.phase = "reduce"
-            for number in range(len(self._reducer.buckets)):
-                self._meet_before(number)
-                if number in plan.donors:
-                    self._reducer.share(number, plan.donors[number], number in self._reducer.done)
-                else:
-                    self._reducer.average(number, scale)
+            self._reducer.rest(plan.donors, scale)
             return self._measure(scale)
 
         return finish

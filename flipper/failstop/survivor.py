@@ -68,12 +68,6 @@ class Survivor(ABC):
     def begin_sum(self, flat: Tensor) -> Sum:
         """Begin to sum everyone's vector; the parts of several sums are done in the same order everywhere."""
 
-    def summed(self, flat: Tensor) -> Tensor:
-        """The sum of everyone's vector, in rank order."""
-        total = self.begin_sum(flat)
-        total.gather()
-        return total.result()
-
     @abstractmethod
     def share(self, tensor: Tensor, rank: int) -> None:
         """Fill the tensor with that of one rank."""
