@@ -14,6 +14,8 @@ from made_up_campaign import ALL_BENIGN, made_up
 
 from flipper.campaigns.folder import Campaign
 from flipper.cli.campaign.report import command
+from flipper.report.figures import curves
+from flipper.report.material import material_of
 
 FIGURES = {"outcomes", "bits-by-layer", "curves", "paired", "exposure", "replicas", "detectors"}
 SVG = "{http://www.w3.org/2000/svg}"
@@ -118,3 +120,14 @@ def test_no_campaign_is_one_clear_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "campaign.json" in done.stderr
+
+
+def test_golden_curves_begin_shortly_before_the_faults(campaign: Campaign) -> None:
+    """So that a long training leaves room for what came after them."""
+    picture = curves.draw(material_of(campaign))
+    assert picture is not None
+    for axes in picture.figure.axes:
+        *golden, struck = (line.get_xdata() for line in axes.get_lines())
+        (fault,) = set(struck)
+        last = max(max(steps) for steps in golden)
+        assert all(fault - (last - fault) / 2 <= min(steps) <= fault for steps in golden)

@@ -21,6 +21,9 @@ from flipper.report.palette import GROUPS, colour
 MOST: Final = 80
 """Runs of one group that a panel shows."""
 
+BEFORE: Final = 0.5
+"""Of the steps after the faults, as many before them are shown as this part of those: more would crowd them out."""
+
 STYLES: Final = {"benign": (0.6, "solid"), "sdc": (0.9, "solid"), "due": (0.9, (0, (3, 1.5)))}
 """Line width and dashes by group of outcomes: colour is not all that tells them apart."""
 
@@ -35,9 +38,11 @@ def draw(material: Material) -> Picture | None:
         return None
     figure, grid = panels(len(shown), 2.0)
     for axes, (layout, trials) in zip(grid, shown.items(), strict=True):
-        _golden(axes, material, layout)
+        struck = min(trial.run.first_step for trial in trials)
+        last = max(step for trial in trials for step, _, _ in trial.run.evals)
+        _golden(axes, material, layout, struck - BEFORE * (last - struck))
         _runs(axes, trials)
-        axes.axvline(min(trial.run.first_step for trial in trials), color=colour("muted"), lw=0.8, ls=":")
+        axes.axvline(struck, color=colour("muted"), lw=0.8, ls=":")
         axes.set_title(shortened(layout, 30))
         axes.autoscale_view()
     if material.spec.better == "lower" and _spread(shown.values()) > 100:
@@ -74,7 +79,8 @@ def evenly(trials: Sequence[Trial], most: int) -> list[Trial]:
     return [trials[number * len(trials) // count] for number in range(count)]
 
 
-def _golden(axes: Axes, material: Material, layout: str) -> None:
+def _golden(axes: Axes, material: Material, layout: str, first: float) -> None:
+    """The golden runs from a step on, and their bands."""
     width, higher = material.results.band(layout).width, material.spec.better == "higher"
     distinct = {str(golden.evals): golden for golden in material.results.goldens.values() if golden.parallel == layout}
     for golden in distinct.values():
@@ -85,7 +91,8 @@ def _golden(axes: Axes, material: Material, layout: str) -> None:
             at, best = zip(*after, strict=True)
             worst = [value - width if higher else value + width for value in best]
             axes.fill_between(at, worst, best, color=colour("band"), alpha=0.55, lw=0, zorder=1)
-        axes.plot(steps, values, color=colour("ink"), lw=1.3, zorder=4)
+        seen = [(step, value) for step, value in zip(steps, values, strict=True) if step >= first]
+        axes.plot(*zip(*seen, strict=True), color=colour("ink"), lw=1.3, zorder=4)
 
 
 def _struck_at(material: Material, golden: RunRecord) -> int:
@@ -124,7 +131,8 @@ def _caption(material: Material, shown: dict[str, list[Trial]]) -> Markup:
     drawn = sum(map(len, shown.values()))
     return Markup(
         "Drawn: {} of {} struck runs (at most {} of a group in a panel, evenly chosen), a golden run for each training "
-        "seed, and beside it the band that null trials or the spec set. Dotted: where the faults were made. "
+        "seed, not from its first step where that is far off, and beside it the band that null trials or the spec set. "
+        "Dotted: where the faults were made. "
         "Evaluations that are no finite number leave gaps. Silently harmed: degraded or extreme; visibly: non-finite, "
         "hang, crash or refused."
     ).format(f"{drawn:,}", f"{len(material.results.trials):,}", MOST)
