@@ -90,15 +90,29 @@ def saving_once(state, path, *rest):
 
 loop.saving.save = saving_once
 """
+STOPS_BEFORE_THE_FIRST_STEP_OF_A_RESTART = """
+begin = loop.Run.announce
+
+def announcing(self):
+    stopped = self.spec.save.with_name("stopped")
+    if self.layout.grid.rank == 1 and self.progress.step and not stopped.exists():
+        stopped.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    self.layout.grid.everyone("here")
+    begin(self)
+
+loop.Run.announce = announcing
+"""
 
 
 def run(
-    patch: str, kills: tuple[str, ...], recovery: str, folder: Path, events: list[Event], ranks: int = 4
-) -> FailstopResult:
+    patch: str, kills: tuple[str, ...], recovery: str, folder: Path, events: list[Event], ranks: int = 4,
+    timeout: float = 30.0,
+) -> FailstopResult:  # fmt: skip
     recipe = folder / "reaching.py"
     recipe.write_text(RECIPE + patch)
     spec = TrainSpec(
-        f"{recipe}:mlp", Parallel("ddp", ranks), steps=12, seed=1, save=folder / "saved", save_every=4, timeout=30.0
+        f"{recipe}:mlp", Parallel("ddp", ranks), steps=12, seed=1, save=folder / "saved", save_every=4, timeout=timeout
     )
     return train_through(FailstopSpec(spec, tuple(map(Kill.parse, kills)), recovery), events.append)
 
@@ -143,6 +157,14 @@ def test_a_run_restarts_though_nobody_was_told_of_its_last_checkpoint(tmp_path: 
     result = run(DIES_BEFORE_IT_TELLS_OF_A_CHECKPOINT, (), "restart", tmp_path, events, ranks=2)
     assert [lost["rank"] for lost in result.lost] == [0]
     assert [event["step"] for event in events if event["event"] == "saved"] == [4, 8, 12]
+    assert result.state_digest == whole.state_digest
+
+
+def test_a_rank_that_hangs_before_the_others_begin_is_one_more_death(tmp_path: Path) -> None:
+    whole = train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, seed=1))
+    kills, events = ("rank:0@step:6:bucket:1",), list[Event]()
+    result = run(STOPS_BEFORE_THE_FIRST_STEP_OF_A_RESTART, kills, "restart", tmp_path, events, ranks=2, timeout=3.0)
+    assert [lost["rank"] for lost in result.lost] == [0, 1]
     assert result.state_digest == whole.state_digest
 
 
