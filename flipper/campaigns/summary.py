@@ -349,11 +349,17 @@ def limits(results: Results) -> list[str]:
     if not any("one" in reach or "rank" in reach for reach in axes.get("reach", ())):
         found.append("Every copy of a struck element was struck, as an altered file does; an upset in one rank's "
                      "memory was not tested (reach).")  # fmt: skip
-    if "role" in axes and (missing := {"parameter", "optimizer"} - axes["role"]) and "None" not in axes["role"]:
+    if "role" in axes and (missing := _roles(results) - axes["role"]) and "None" not in axes["role"]:
         found.append(f"Not struck: {', '.join(sorted(missing))}.")
     if spec.recipe:
         found.append(f"One network and data set: {spec.recipe}; another may differ.")
     return found
+
+
+def _roles(results: Results) -> set[str]:
+    """What of a training state there is to strike."""
+    buffers = any(rank.get("buffers") for golden in results.goldens.values() for rank in golden.resident)
+    return {"parameter", "optimizer"} | ({"buffer"} if buffers else set())
 
 
 def _reaches(results: Results) -> list[str]:

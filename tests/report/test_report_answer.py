@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_up_campaign
 import pytest
 from made_up_campaign import made_up
 
@@ -106,3 +107,12 @@ def test_an_unfinished_campaign_is_told(material: Material, tmp_path: Path) -> N
     started = progress(material_of(made_up(tmp_path, trials=6, done=4)))
     assert ">48</data> trials in" in started
     assert ">72</data> planned: <strong>the campaign is not finished" in started
+
+
+def test_what_was_not_struck_is_told_with_the_buffers_of_a_model_that_has_some(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Not struck: buffer, optimizer." in material.numbers["limits"]
+    monkeypatch.setattr(made_up_campaign, "RESIDENT", made_up_campaign.RESIDENT | {"buffers": 0})
+    without = material_of(made_up(tmp_path))
+    assert "Not struck: optimizer." in without.numbers["limits"]
