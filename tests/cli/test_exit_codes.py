@@ -184,7 +184,10 @@ def slow(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_it_quietly_without_temporary_files(slow, tmp_path, number):
-    process = subprocess.Popen([*COMMAND, *slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    process = subprocess.Popen(
+        [*COMMAND, *slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup the tests themselves ignore SIGHUP
+    )  # fmt: skip
     deadline = time.monotonic() + 30
     while not any(".tmp" in name for name in os.listdir(tmp_path)):
         assert process.poll() is None
