@@ -16,9 +16,12 @@ def read_text(path: Path) -> str:
     return path.read_text("utf-8")
 
 
-def read_option(path: Path, option: str) -> str:
-    """As read_text, without a byte order mark, for the file of an option; UsageError when it is no text."""
+def read_named(path: Path, option: str = "") -> str:
+    """As read_text, without a byte order mark; UsageError, beginning with the option that names it, when it fails."""
+    who = f"{option} {path}".lstrip()
     try:
         return read_text(path).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {path} is no text in UTF-8: byte {error.start} can't be read") from error
+        raise UsageError(f"{who} is no text in UTF-8: byte {error.start} can't be read") from error
+    except OSError as error:
+        raise UsageError(f"{who} can't be read: {error.strerror or error}") from error

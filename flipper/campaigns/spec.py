@@ -13,6 +13,7 @@ from flipper.campaigns import deaths, fault_kinds
 from flipper.campaigns.command_lines import check_commands, checkpoints_of
 from flipper.campaigns.metrics_files import metrics_of
 from flipper.errors import FlipperError, UsageError
+from flipper.text_files import read_named
 
 AMOUNTS: Final = ("count", "ber", "fraction", "fit", "hours")
 """Axes that say how many faults a trial has; they are no part of its seed, so that doses nest."""
@@ -153,10 +154,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
 
     Raises UsageError naming the file, the key, what was seen and what is allowed.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    text = read_named(path)
     try:
         document = toml.parse(text)
         for change in changes:

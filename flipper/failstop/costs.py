@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flipper.errors import UsageError, shortened
-from flipper.text_files import read_option
+from flipper.text_files import read_named
 from flipper.toml import parse
 
 MOST: Final = 1e12
@@ -41,7 +41,7 @@ class Costs:
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Read a TOML file with some of the fields; UsageError names what is wrong."""
-        values = parse(read_option(path, "--costs"))
+        values = parse(read_named(path, "--costs"))
         known = [field.name for field in fields(cls)]
         for name, value in values.items():
             if name not in known:

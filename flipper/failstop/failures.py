@@ -14,7 +14,7 @@ import numpy as np
 
 from flipper.errors import UsageError
 from flipper.failstop.kills import LEAST_SHAPE
-from flipper.text_files import read_option
+from flipper.text_files import read_named
 
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
@@ -81,7 +81,7 @@ class Trace:
     @classmethod
     def read(cls, path: Path, workers: int) -> Trace:
         """A CSV file with the columns `seconds` and `worker`; UsageError says which line is wrong."""
-        rows = csv.DictReader(read_option(path, "--trace").splitlines())
+        rows = csv.DictReader(read_named(path, "--trace").splitlines())
         if not {"seconds", "worker"} <= set(rows.fieldnames or ()):
             raise UsageError(f"--trace {path}: it needs a first line with the columns seconds,worker")
         found = []

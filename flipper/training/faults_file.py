@@ -12,6 +12,7 @@ from flipper.errors import FlipperError, UsageError
 from flipper.faults.model import FaultModel, parse_weights
 from flipper.faults.plan import FaultPlan
 from flipper.injection.manifest import read_manifest
+from flipper.text_files import read_named
 
 TARGETS: Final = ("state", "gradient", "local-gradient")
 """What is struck: parameters, buffers and optimizer; the summed gradient of a step; a rank's own, before the sum."""
@@ -42,10 +43,7 @@ class LiveFaults:
 
 def read_faults(path: Path) -> LiveFaults:
     """Read a manifest or a TOML table; raises UsageError saying which key is wrong, FlipperError for a bad manifest."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--inject: {path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    text = read_named(path, "--inject")
     if text.lstrip().startswith("{"):
         manifest = read_manifest(path)
         return LiveFaults(manifest.table.plan(), None, manifest.seed or 0)

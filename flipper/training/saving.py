@@ -18,7 +18,8 @@ from flipper.checkpoints.tensor import Tensor as Stored
 from flipper.checkpoints.tree import Leaf
 from flipper.checkpoints.writers import Contents, TensorData
 from flipper.checkpoints.writers.contents import data_of
-from flipper.errors import MismatchError, OutputError, UsageError
+from flipper.errors import MismatchError, OutputError
+from flipper.text_files import read_named
 from flipper.training import dcp
 from flipper.training.canonical import State, dtype_name, tensor_bytes
 from flipper.training.parallel.grid import Grid
@@ -201,8 +202,4 @@ def _tensor(checkpoint: Checkpoint, tensor: Stored, maps: Mapping[str, memoryvie
 
 def _newest(folder: Path) -> Path:
     """The checkpoint that a --save folder's `last` names."""
-    try:
-        name = (folder / "last").read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder / 'last'} can't be read: {getattr(error, 'strerror', None) or error}") from error
-    return folder / Path(name).name
+    return folder / Path(read_named(folder / "last").strip()).name

@@ -134,7 +134,7 @@ def test_a_run_that_is_finished_runs_nothing_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("run", "missing.toml"), 2, "missing.toml can't be read"),
+        (("run", "missing.toml"), 2, "missing.toml can't be read: No such file or directory"),
         (("status", "."), 2, "no campaign.json"),
         (("trial", "tiny", "--cell", 9, "--trial", 0), 2, "no cell 9; this campaign has 0 to 3"),
         (("trial", "tiny", "--cell", 0, "--trial", 2), 2, "cell 0 has trials 0 to 1, not 2"),

@@ -470,8 +470,8 @@ def test_a_faults_file_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "other.json").write_text(json.dumps({"schema": "other"}))
     for name, code, message in (
-        ("bytes", 2, f"--inject: {tmp_path}/bytes can't be read: "),
-        (".", 2, f"--inject: {tmp_path} can't be read: "),
+        ("bytes", 2, f"--inject {tmp_path}/bytes is no text in UTF-8: byte 0 can't be read"),
+        (".", 2, f"--inject {tmp_path} can't be read: Is a directory"),
         ("other.json", 1, "other.json is no manifest: its schema is not flipper-manifest/1"),
     ):
         got, line = command(capsys, "--inject", tmp_path / name, "--at", 0)
