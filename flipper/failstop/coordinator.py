@@ -77,7 +77,7 @@ class Coordinator:
                 elif message != "done":
                     self._take(rank, message)
             if self.failures and self.job.recovery == "restart":  # ranks failed that waited, to begin, for one stopped
-                self._fence({rank for rank in at if self.ranks.is_stopped(rank)}, math.inf)
+                self._fence(set(at), math.inf)
             if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
                 raise self.ranks.cause(self.failures)  # no death has come to light that would be the cause
             if not done or self.stage == "joining":  # who joined last may be heard only when another one is done

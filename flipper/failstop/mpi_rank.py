@@ -27,8 +27,7 @@ def main(address: str) -> None:
 
     rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     folder = Path(address).parent
-    os.setpgid(0, 0)  # as mpirun has done
-    tell_process(folder)
+    tell_process(folder)  # mpirun has given each rank a process group of its own
     connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
     ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
     connection.send(Hello(rank, os.getpid(), ulfm))
