@@ -85,13 +85,13 @@ def _golden(axes: Axes, material: Material, layout: str, first: float) -> None:
     distinct = {str(golden.evals): golden for golden in material.results.goldens.values() if golden.parallel == layout}
     for golden in distinct.values():
         start = _struck_at(material, golden)
-        steps, values = _series(golden)
-        after = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
+        points = list(zip(*_series(golden), strict=True))
+        after = [point for point in points if point[0] >= start]
         if after:
             at, best = zip(*after, strict=True)
             worst = [value - width if higher else value + width for value in best]
             axes.fill_between(at, worst, best, color=colour("band"), alpha=0.55, lw=0, zorder=1)
-        seen = [(step, value) for step, value in zip(steps, values, strict=True) if step >= first]
+        seen = [point for point in points if point[0] >= first]
         axes.plot(*zip(*seen, strict=True), color=colour("ink"), lw=1.3, zorder=4)
 
 
