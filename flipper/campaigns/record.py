@@ -77,7 +77,9 @@ class RunRecord:
         It leaves out __init__, which takes as long as reading the JSON: status looks at ten thousand of them.
         """
         record = cls.__new__(cls)
-        record.__dict__.update({name: [] for name in _LISTS}, **values)
+        for name in _LISTS:
+            values.setdefault(name, [])
+        record.__dict__ = values
         return record
 
     @property

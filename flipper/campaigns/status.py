@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +29,44 @@ def status(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path / 'campaign.json'} is damaged: {error}") from error
+    databases = sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name))
+    outcomes, null_trials, seconds = _read(spec, databases)
+    holders = (Owner.read(each.with_name(f"{each.name}.lock")) for each in databases)
+    counted = Counter(outcomes)
+    return {
+        "name": spec.name,
+        "trials": len(outcomes),
+        "planned": planned if not spec.census and spec.margin is None else None,
+        "null_trials": null_trials,
+        "outcomes": {name: counted[name] for name in OUTCOMES if counted[name]},
+        "running": [str(holder) for holder in holders if holder is not None and not holder.gone],
+        "seconds": round(seconds, 1),
+    }
+
+
+def _read(spec: Spec, databases: Sequence[Path]) -> tuple[list[str], int, float]:
+    """The outcome of each trial, the number of null trials, and the seconds that the campaign has run.
+
+    Trials are judged as they are read, and one database is open at a time, since there may be very many of both.
+    """
     goldens: dict[Any, RunRecord] = {}
     nulls: dict[Any, RunRecord] = {}
-    runs: dict[tuple[int, int], RunRecord] = {}
-    running: list[str] = []
+    seconds: dict[str, float] = {}
     merged: set[str] = set()
-    seconds = 0.0
-    for database in sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name)):
+    for database in databases:
         with Store(database) as store:
             goldens.update((golden_key(run), run) for run in store.runs("golden"))
             for null in store.runs("null"):
                 nulls.setdefault((null.parallel, null.checkpoint, null.settings, null.trial), null)
-            for run in store.runs("trial"):
-                runs.setdefault((run.cell, run.trial), run)
             facts = store.facts()
+        seconds[str(database.resolve())] = float(facts.get("seconds", 0.0))
         merged |= facts.get("merged", {}).keys()
-        if str(database.resolve()) not in merged:
-            seconds += float(facts.get("seconds", 0.0))
-        holder = Owner.read(database.with_name(f"{database.name}.lock"))
-        if holder is not None and not holder.gone:
-            running.append(str(holder))
     found = bands(spec, nulls.values(), goldens)
-    judged = (
-        outcome_of(run, goldens[golden_key(run)], band_of(spec, found, run.parallel), spec) for run in runs.values()
-    )
-    outcomes = Counter(judged)
-    return {
-        "name": spec.name,
-        "trials": len(runs),
-        "planned": planned if not spec.census and spec.margin is None else None,
-        "null_trials": len(nulls),
-        "outcomes": {name: outcomes[name] for name in OUTCOMES if outcomes[name]},
-        "running": running,
-        "seconds": round(seconds, 1),
-    }
+    outcomes: dict[tuple[int, int], str] = {}
+    for database in databases:
+        with Store(database) as store:
+            for run in store.runs("trial"):
+                golden = goldens.get(golden_key(run))  # None where both have come since those were read
+                if golden is not None and (run.cell, run.trial) not in outcomes:
+                    outcomes[run.cell, run.trial] = outcome_of(run, golden, band_of(spec, found, run.parallel), spec)
+    return list(outcomes.values()), len(nulls), sum(seconds[each] for each in seconds.keys() - merged)

@@ -86,13 +86,13 @@ class Store:
         columns = "summary, detail" if detail else "summary"
         order = "kind, cell, trial, parallel, training_seed, checkpoint, fingerprint"
         with _told(self.path):
-            for summary, *long in self._database.execute(
-                f"SELECT {columns} FROM runs WHERE kind IN ({marks}) ORDER BY {order}", kinds
-            ):
-                values = json.loads(summary)
-                if long:
-                    values.update(json.loads(zlib.decompress(long[0])))
-                yield RunRecord.stored(values)
+            rows = self._database.execute(f"SELECT {columns} FROM runs WHERE kind IN ({marks}) ORDER BY {order}", kinds)
+            while some := rows.fetchmany(100):
+                # One document of many is read in two thirds of the time of many documents.
+                for values, (_, *long) in zip(json.loads(f"[{','.join(row[0] for row in some)}]"), some, strict=True):
+                    if long:
+                        values.update(json.loads(zlib.decompress(long[0])))
+                    yield RunRecord.stored(values)
 
     def finished(self) -> dict[int, set[int]]:
         """The numbers of the trials that each cell has results of."""
