@@ -3,6 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 from measure import Row, show, skipped, work
 
@@ -27,12 +28,26 @@ def reducer(folder: Path, rounds: int, count: int) -> None:
 
 
 def recoveries(folder: Path, rounds: int) -> None:
-    """From a death to the next completed step, of four ranks."""
-    restart = work("death", "ddp:4", "restart", rounds)
+    """From a death to the next step that was not completed before, of four ranks, by turns.
+
+    A restart makes the steps since its checkpoint again. Here the death comes halfway between two, their interval being
+    the one for a failure a minute; and, without a limit, in the very step after a checkpoint.
+    """
+    layout, warm = "ddp:4", 9
+    every = work("chosen_interval", layout, 60)
+    halfway = f"restart, {every} steps between checkpoints", "restart", max(every, warm), max(1, every // 2)
+    at_once = "restart, nothing to do again", "restart", warm, 1
+    others = {recovery: [] for recovery in ("rollback", "lossy")}
+    restarts = {name: [] for name, *_ in (halfway, at_once)}
+    for _ in range(rounds):
+        for name, *settings in (halfway, at_once):
+            restarts[name].append(work("death", layout, *settings))
+        for recovery, seconds in others.items():
+            seconds.append(work("death", layout, recovery, warm, 1))
     show([
-        Row(f"death to next step, digits-cnn, ddp:4, {recovery}", work("death", "ddp:4", recovery, rounds), "restart",
-            restart, 0.1)
-        for recovery in ("rollback", "lossy")
+        Row(f"death to next step, digits-cnn, {layout}, {recovery}", median(seconds), name, median(against), limit)
+        for recovery, seconds in others.items()
+        for (name, against), limit in zip(restarts.items(), (0.1, None), strict=True)
     ])  # fmt: skip
     if find_spec("mpi4py") is None:
         skipped("MPI shrinks a communicator of three", "mpi4py is not installed")

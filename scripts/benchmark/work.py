@@ -288,10 +288,33 @@ def _step_seconds(run: Callable[[Callable[[dict[str, Any]], None]], object]) -> 
     return median(gaps[len(gaps) // 4 :])
 
 
-def death(layout: str, recovery: str, count: str) -> float:
-    """Seconds from the death of a rank to the end of the step under way, or of one as far again; medians."""
+def chosen_interval(layout: str, mtbf: str) -> int:
+    """The steps between checkpoints that a run of digits-cnn chooses for so many seconds between failures."""
     import tempfile
-    from statistics import median
+
+    from flipper.failstop.run import train_through
+    from flipper.failstop.spec import FailstopSpec
+    from flipper.training.layouts import Parallel
+    from flipper.training.spec import Event, TrainSpec
+
+    chosen: list[int] = []
+
+    def hear(event: Event) -> None:
+        if event["event"] == "interval":
+            chosen.append(event["save_every"])
+
+    with tempfile.TemporaryDirectory(prefix="flipper-bench-") as folder:
+        spec = TrainSpec("digits-cnn", Parallel.parse(layout), steps=12, seed=1, save=Path(folder), mtbf=float(mtbf))
+        train_through(FailstopSpec(spec, (), "restart"), hear)
+    return chosen[0]
+
+
+def death(layout: str, recovery: str, saved: str, lost: str) -> float:
+    """Seconds from the death of a rank to the end of the step under way, or of one as far again.
+
+    saved: the step after which a checkpoint is written; lost: how many steps later the rank dies, no more than that.
+    """
+    import tempfile
 
     from flipper.failstop.kills import Kill
     from flipper.failstop.run import train_through
@@ -299,23 +322,22 @@ def death(layout: str, recovery: str, count: str) -> float:
     from flipper.training.layouts import Parallel
     from flipper.training.spec import Event, TrainSpec
 
-    seconds: list[float] = []
-    for _ in range(int(count)):
-        died = 0.0
+    begin, step = int(saved), int(saved) + int(lost)
+    died, seconds = 0.0, 0.0
 
-        def hear(event: Event) -> None:
-            nonlocal died
-            if event["event"] == "rank-lost":
-                died = perf_counter() - event["seconds_to_detect"]
-            elif event["event"] == "step" and died and event["step"] == 10:
-                seconds.append(perf_counter() - died)
+    def hear(event: Event) -> None:
+        nonlocal died, seconds
+        if event["event"] == "rank-lost":
+            died = perf_counter() - event["seconds_to_detect"]
+        elif event["event"] == "step" and died and event["step"] == step:
+            seconds = perf_counter() - died
 
-        with tempfile.TemporaryDirectory(prefix="flipper-bench-") as folder:
-            spec = TrainSpec(
-                "digits-cnn", Parallel.parse(layout), steps=12, seed=1, save=Path(folder) / "saved", save_every=9
-            )
-            train_through(FailstopSpec(spec, (Kill(1, step=10, bucket=1),), recovery), hear)
-    return median(seconds)
+    with tempfile.TemporaryDirectory(prefix="flipper-bench-") as folder:
+        spec = TrainSpec(
+            "digits-cnn", Parallel.parse(layout), steps=step + 2, seed=1, save=Path(folder) / "saved", save_every=begin
+        )
+        train_through(FailstopSpec(spec, (Kill(1, step=step, bucket=1),), recovery), hear)
+    return seconds
 
 
 def shrinks(count: str) -> float:
