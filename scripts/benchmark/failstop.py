@@ -22,7 +22,8 @@ def reducer(folder: Path, rounds: int, count: int) -> None:
         for _ in range(rounds):
             ddp.append(work("steps", RECIPE, layout, "ordered", count))
             own.append(work("own_steps", RECIPE, layout, "lossy", count))
-        show([Row(f"a step of {RECIPE}, {layout}, own reducer", min(own), "DDP, --allreduce ordered", min(ddp), limit)])
+        name, other = f"a step of {RECIPE}, {layout}, own reducer", "DDP, --allreduce ordered"
+        show([Row(name, median(own), other, median(ddp), limit)])
     step = work("own_steps", RECIPE, "ddp:2", "rollback", count)
     show([Row("rollback's snapshot", work("snapshots", RECIPE, 200), "step, ddp:2, rollback", step, 0.03)])
 
