@@ -27,8 +27,11 @@ def main(address: str) -> None:
 
     rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     folder = Path(address).parent
-    tell_process(folder)  # mpirun has given each rank a process group of its own
-    connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
+    try:
+        tell_process(folder)  # mpirun has given each rank a process group of its own
+        connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
+    except (FileNotFoundError, ConnectionRefusedError):  # the launching process has ended meanwhile
+        os._exit(1)
     ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
     connection.send(Hello(rank, os.getpid(), ulfm))
     job = connection.recv()

@@ -76,10 +76,13 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launching process's, which ends us
     # Linux shares the processors out by session first: two ranks in one took 14.9 ms a step, in their own 13.6.
     os.setsid()
-    if place.folder is not None:
-        tell_process(place.folder)
+    try:
+        if place.folder is not None:
+            tell_process(place.folder)
+        _redirect(log)
+    except FileNotFoundError:  # the launching process has ended, and its folder with it, before this one was forked
+        os._exit(1)
     threading.Thread(target=_exit_with_parent, args=(place.folder,), daemon=True).start()
-    _redirect(log)
     try:
         _set_up(place)
         body(place, connection.send)
@@ -121,7 +124,10 @@ def _exit_with_parent(folder: Path | None) -> None:
 
 
 def tell_process(folder: Path) -> None:
-    """Tell the others which process this is: they may outlive the one that knows all."""
+    """Tell the others which process this is: they may outlive the one that knows all.
+
+    Raises FileNotFoundError when that one has ended, and the folder with it.
+    """
     (folder / f"{_PID}{os.getpid()}").touch()
 
 
@@ -130,13 +136,19 @@ def end_alone(folder: Path | None) -> None:
 
     Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
     """
-    if folder is not None:
-        for path in folder.glob(f"{_PID}*"):
-            if is_stopped(pid := int(path.name.removeprefix(_PID))):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # the group is this rank's own
+    try:
+        if folder is not None:
+            _end_stopped(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:  # whatever comes up: reading a folder that another rank is removing may fail
+        os.killpg(0, signal.SIGKILL)  # the group is this rank's own
+
+
+def _end_stopped(folder: Path) -> None:
+    for path in folder.glob(f"{_PID}*"):
+        if is_stopped(pid := int(path.name.removeprefix(_PID))):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def is_stopped(pid: int | None) -> bool:
@@ -151,10 +163,7 @@ def is_stopped(pid: int | None) -> bool:
 def _redirect(log: str | None) -> None:
     """Point the rank's stdout (gloo prints there) to stderr, and both to a file if there is one."""
     if log is not None:
-        try:
-            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except FileNotFoundError:  # the launching process has given up before this one was forked
-            os._exit(1)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, 2)
         os.close(file)
     os.dup2(2, 1)

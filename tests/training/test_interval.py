@@ -57,8 +57,9 @@ def test_a_run_restarts_from_such_a_checkpoint_and_measures_anew(layout: str, tm
     events: list[Event] = []
     job = FailstopSpec(spec(layout, tmp_path, 1e-6), (Kill(1, step=14),), "restart")
     result = train_through(job, events.append)
-    assert [event["step"] for event in events if event["event"] == "recovered"] == [13]
-    assert [event["step"] for event in events if event["event"] == "interval"] == [9, 22]
+    (restarted,) = [event["step"] for event in events if event["event"] == "recovered"]
+    assert restarted in (12, 13)  # the first rank may have been writing the last one
+    assert [event["step"] for event in events if event["event"] == "interval"] == [9, restarted + 9]
     assert result.state_digest == train(TrainSpec("digits-mlp", Parallel.parse(layout), steps=40, seed=1)).state_digest
 
 

@@ -193,3 +193,21 @@ def test_no_process_outlives_a_killed_launcher(stops: bool, tmp_path: Path) -> N
         assert launcher.stdout.read() == b""  # until the fork server, too, has ended
     assert ended
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("os.setsid(); (folder / 'pid-odd').touch(); ranks.end_alone(folder)", -signal.SIGKILL),
+        ("ranks.rank_main(None, ranks.Place(1, 2, 'cpu', f'file://{folder}/gone/meet', 9, 1, 2), None, None)", 1),
+    ],
+    ids=["one that can't read the folder", "one that is forked when the others have removed it"],
+)
+def test_a_rank_whose_launcher_is_gone_ends_quietly_whatever_is_in_its_way(
+    call: str, code: int, tmp_path: Path
+) -> None:
+    """Ranks that notice at one moment get in each other's way: one removes the folder that another still reads."""
+    text = f"import os, pathlib; from flipper.training import ranks; folder = pathlib.Path({str(tmp_path)!r}); {call}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
