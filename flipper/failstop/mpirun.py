@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[bytes] | None, pids: dict[int, int]) -> None:
     for pid in pids.values():
         with suppress(ProcessLookupError, PermissionError):
             if _is_rank(pid):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # mpirun has given each a group of its own: what its recipe started ends
     if process is None:
         return
     try:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -128,36 +127,49 @@ def tell_process(folder: Path) -> None:
 
     Raises FileNotFoundError when that one has ended, and the folder with it.
     """
-    (folder / f"{_PID}{os.getpid()}").touch()
+    (folder / f"{_PID}{os.getpid()}-{_started(os.getpid())}").touch()
 
 
 def end_alone(folder: Path | None) -> None:
     """End this rank, and what its recipe has started, where nobody is left to end it.
 
-    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all.
+    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all. Each rank has that
+    done by a process of its own: ranks end each other on the way, and a stop may strike in the midst of it.
     """
     try:
         if folder is not None:
-            _end_stopped(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:  # whatever comes up: reading a folder that another rank is removing may fail
+            end_all = 'kill -s KILL -- "$@"; rm -rf "$0" || { sleep 1; rm -rf "$0"; }'
+            subprocess.Popen(
+                ["/bin/sh", "-c", end_all, folder, *_groups(folder)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+    finally:  # whatever comes up: another may have removed the folder meanwhile
         os.killpg(0, signal.SIGKILL)  # the group is this rank's own
 
 
-def _end_stopped(folder: Path) -> None:
-    for path in folder.glob(f"{_PID}*"):
-        if is_stopped(pid := int(path.name.removeprefix(_PID))):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+def _groups(folder: Path) -> list[str]:
+    """Of the ranks that have told their processes there and still run; numbers of processes are used again."""
+    told = [path.name.removeprefix(_PID).partition("-") for path in folder.glob(f"{_PID}*")]
+    return [f"-{pid}" for pid, _, started in told if started and _started(int(pid)) == started]
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks since the machine's start; "" where that can't be seen."""
+    return (_stat(pid) or [""] * 20)[19]
 
 
 def is_stopped(pid: int | None) -> bool:
     """Whether a signal (SIGSTOP) or a debugger has stopped a process; False where that can't be seen."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def _stat(pid: int | None) -> list[str]:
+    """What Linux tells of a process, behind its name: its state and more (proc_pid_stat(5)); [] without a process."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
     except OSError:  # it has ended, or this is no Linux
-        return False
+        return []
 
 
 def _redirect(log: str | None) -> None:

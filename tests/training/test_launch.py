@@ -199,15 +199,36 @@ def test_no_process_outlives_a_killed_launcher(stops: bool, tmp_path: Path) -> N
     ("call", "code"),
     [
         ("os.setsid(); (folder / 'pid-odd').touch(); ranks.end_alone(folder)", -signal.SIGKILL),
+        ("os.setsid(); ranks.end_alone(folder / 'gone')", -signal.SIGKILL),
         ("ranks.rank_main(None, ranks.Place(1, 2, 'cpu', f'file://{folder}/gone/meet', 9, 1, 2), None, None)", 1),
     ],
-    ids=["one that can't read the folder", "one that is forked when the others have removed it"],
+    ids=["odd files", "another has removed the folder", "another removed it before this one was forked"],
 )
 def test_a_rank_whose_launcher_is_gone_ends_quietly_whatever_is_in_its_way(
     call: str, code: int, tmp_path: Path
 ) -> None:
-    """Ranks that notice at one moment get in each other's way: one removes the folder that another still reads."""
-    text = f"import os, pathlib; from flipper.training import ranks; folder = pathlib.Path({str(tmp_path)!r}); {call}"
+    (tmp_path / "ranks").mkdir()
+    assert alone(tmp_path / "ranks", call) == (code, "", "")
+
+
+def test_a_rank_whose_launcher_is_gone_ends_the_others_but_no_process_that_has_the_number_of_one(
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "ranks").mkdir()
+    sleep = [sys.executable, "-c", "import time; time.sleep(30)"]
+    with subprocess.Popen(sleep, start_new_session=True) as rank, subprocess.Popen(sleep, process_group=0) as other:
+        (folder / f"pid-{rank.pid}-{Path(f'/proc/{rank.pid}/stat').read_text('ascii').split()[21]}").touch()
+        (folder / f"pid-{other.pid}-1").touch()
+        assert alone(folder, "os.setsid(); ranks.end_alone(folder)")[0] == -signal.SIGKILL
+        ended, left = rank.wait(60), other.poll()
+        other.kill()
+    assert (ended, left) == (-signal.SIGKILL, None)
+    assert not list(tmp_path.iterdir())
+
+
+def alone(folder: Path, call: str) -> tuple[int, str, str]:
+    """The exit code and what is printed of a process that makes this call."""
+    text = f"import os, pathlib; from flipper.training import ranks; folder = pathlib.Path({str(folder)!r}); {call}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    return done.returncode, done.stdout, done.stderr
