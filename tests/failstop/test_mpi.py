@@ -123,14 +123,18 @@ def test_nothing_outlives_the_launcher(number: signal.Signals, stopped: bool, tm
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "m.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count('"step"') > 3)
-    ranks = {pid: words for pid in marked(mark) if (words := words_of(pid))[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
-    assert len(ranks) == 2
-    if stopped:
-        os.kill(int(min(ranks)), signal.SIGSTOP)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.strip()) == (-number if number == signal.SIGKILL else 128 + number, "")
+    try:
+        wait_for(lambda: metrics.exists() and metrics.read_text().count('"step"') > 3)
+        found = {pid: words_of(pid) for pid in marked(mark)}
+        ranks = {pid: words for pid, words in found.items() if words[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
+        assert len(ranks) == 2
+        if stopped:
+            os.kill(int(min(ranks)), signal.SIGSTOP)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err.strip()) == (-number if number == signal.SIGKILL else 128 + number, "")
+    finally:
+        process.kill()
     wait_for(lambda: not marked(mark))
     assert not any(Path(words[-1]).parent.exists() for words in ranks.values())
     assert all(json.loads(line) for line in metrics.read_text().splitlines()[:3])
