@@ -13,8 +13,11 @@ from distributed import LocalCluster
 
 def main() -> None:
     workers, threads, failures = map(int, sys.argv[1:])
+    # A cluster looks 15 s after a worker's death whether it is back, and gives it up when it is down then, be it anew:
+    # with it goes the run that it has just begun, which has killed nothing.
+    settings = {"distributed.scheduler.allowed-failures": failures, "distributed.deploy.lost-worker-timeout": "1h"}
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": failures}),
+        dask.config.set(settings),
         LocalCluster(workers, threads_per_worker=threads, processes=True, dashboard_address=None) as cluster,
     ):
         print(cluster.scheduler_address, flush=True)
