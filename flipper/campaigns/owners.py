@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from flipper.training.processes import stat
+
 _UNTOLD: Final = "running"
 """Of a process whose start can't be seen."""
 
@@ -71,12 +73,8 @@ def _ended(process: int, when: str) -> bool:
 
 def _started(process: int) -> str | None:
     """When a process of this machine began; None when there is none, or when it only waits to be reaped."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            state, *rest = file.read().rpartition(")")[2].split()
-            return None if state in "ZX" else rest[18]
-    except OSError:
-        pass
+    if found := stat(process):
+        return None if found[0] in "ZX" else found[19]
     try:
         os.kill(process, 0)  # without /proc, or where it hides the processes of others
     except ProcessLookupError:

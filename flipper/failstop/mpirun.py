@@ -24,7 +24,8 @@ from flipper.failstop.coordinator import RankLost, heard_from, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import GRACE_SECONDS
-from flipper.training.ranks import Failure, is_stopped
+from flipper.training.processes import is_stopped
+from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
 KEY: Final = b"FLIPPER_MPI_KEY"

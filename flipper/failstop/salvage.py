@@ -17,7 +17,8 @@ from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from
 from flipper.failstop.messages import Dying
 from flipper.failstop.spec import Copy
 from flipper.training.launch import GRACE_SECONDS
-from flipper.training.ranks import Failure, is_stopped
+from flipper.training.processes import is_stopped
+from flipper.training.ranks import Failure
 from flipper.training.spec import Event
 
 Copies = dict[tuple[int, int], Copy]

@@ -28,7 +28,8 @@ from types import ModuleType
 from typing import Final
 
 from flipper.errors import EndedError, FlipperError, HangError, StartError, TrainingError
-from flipper.training.ranks import Body, Emit, Failure, Place, is_stopped, rank_main
+from flipper.training.processes import is_stopped
+from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
 
 # How long the other ranks may take to fail, too, once one has: the root cause may be reported second.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
+from flipper.training.processes import started_at
 from flipper.training.recipes import user
 from flipper.training.spec import Event
 
@@ -127,7 +128,7 @@ def tell_process(folder: Path) -> None:
 
     Raises FileNotFoundError when that one has ended, and the folder with it.
     """
-    (folder / f"{_PID}{os.getpid()}-{_started(os.getpid())}").touch()
+    (folder / f"{_PID}{os.getpid()}-{started_at(os.getpid())}").touch()
 
 
 def end_alone(folder: Path | None) -> None:
@@ -150,26 +151,7 @@ def end_alone(folder: Path | None) -> None:
 def _groups(folder: Path) -> list[str]:
     """Of the ranks that have told their processes there and still run; numbers of processes are used again."""
     told = [path.name.removeprefix(_PID).partition("-") for path in folder.glob(f"{_PID}*")]
-    return [f"-{pid}" for pid, _, started in told if started and _started(int(pid)) == started]
-
-
-def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks since the machine's start; "" where that can't be seen."""
-    return (_stat(pid) or [""] * 20)[19]
-
-
-def is_stopped(pid: int | None) -> bool:
-    """Whether a signal (SIGSTOP) or a debugger has stopped a process; False where that can't be seen."""
-    return _stat(pid)[:1] in (["T"], ["t"])
-
-
-def _stat(pid: int | None) -> list[str]:
-    """What Linux tells of a process, behind its name: its state and more (proc_pid_stat(5)); [] without a process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:  # it has ended, or this is no Linux
-        return []
+    return [f"-{pid}" for pid, _, started in told if started and started_at(int(pid)) == started]
 
 
 def _redirect(log: str | None) -> None:

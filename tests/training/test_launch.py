@@ -192,7 +192,7 @@ def test_no_process_outlives_a_killed_launcher(stops: bool, tmp_path: Path) -> N
             os.kill(pids[0], signal.SIGKILL)
         assert launcher.stdout.read() == b""  # until the fork server, too, has ended
     assert ended
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
+    assert wait_until(lambda: not list(tmp_path.glob("flipper-*")))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_rank_whose_launcher_is_gone_ends_the_others_but_no_process_that_has_t
         ended, left = rank.wait(60), other.poll()
         other.kill()
     assert (ended, left) == (-signal.SIGKILL, None)
-    assert not list(tmp_path.iterdir())
+    assert wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 def alone(folder: Path, call: str) -> tuple[int, str, str]:

@@ -78,7 +78,7 @@ def start(folder: Path, *arguments: str, text: str = TALKATIVE) -> Iterator[subp
 def left_in_order(folder: Path, below: list[int]) -> None:
     """No process and no folder is left; every checkpoint and every line of metrics is whole."""
     assert wait_until(lambda: not any(map(alive, below)))
-    assert list((folder / "temporary").glob("flipper-*")) == []
+    assert wait_until(lambda: not list((folder / "temporary").glob("flipper-*")))
     saved = sorted(path.name for path in (folder / "run").iterdir())
     assert saved[0] == "last"
     assert all(name.startswith("step-") and name.endswith("0.safetensors") for name in saved[1:])
