@@ -75,7 +75,9 @@ class Dispatch:
                 self._follow([self._suspects.pop(0)], alone=True)
         except BrokenExecutor as error:
             self._let_finish()
-            raise TrainingError(f"the executor broke: {error}; what had finished is kept, run again") from error
+            raise TrainingError(
+                f"the executor broke: {error}; what had finished is kept, run again to go on"
+            ) from error
         except BaseException:
             self._let_finish()
             raise

@@ -63,7 +63,7 @@ def test_a_pool_whose_process_dies_ends_the_campaign_which_goes_on_with_another(
         if progress.stage == "trial" and progress.done == 3:
             os.kill(next(iter(executor._processes)), signal.SIGKILL)
 
-    with processes() as executor, pytest.raises(TrainingError, match=r"^the executor broke: .* run again$"):
+    with processes() as executor, pytest.raises(TrainingError, match=r"^the executor broke: .* run again to go on$"):
         run_campaign(found, Engine(executor, 2), on_progress=kill)
     kept = stored(found.folder.results())
     assert kept == {key: whole[key] for key in kept}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,13 +164,43 @@ def test_a_scheduler_that_dies_ends_the_campaign_with_one_line_and_it_goes_on_el
         os.killpg(scheduler.pid, signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
-    assert err.startswith("flipper: error: cell ")
-    assert err.endswith("the executor called it off; what had finished is kept, run again to go on\n")
+    assert err.startswith("flipper: error: ")
+    assert err.endswith("; what had finished is kept, run again to go on\n")
     assert err.count("\n") == 1
     kept = stored(database)
     assert kept == {key: whole[key] for key in kept}
     assert campaign(tmp_path, "run", "spec.toml", "-q")[0] == 0
     assert stored(database) == whole
+
+
+@pytest.mark.slow
+def test_a_client_that_has_given_up_its_scheduler_takes_no_runs_and_ends_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which a campaign meets that is busy for longer than the client tries to connect again."""
+    import dask
+
+    from flipper.campaigns.engines.dask import dask_engine
+
+    def is_broken() -> bool:
+        try:
+            return engine.executor.submit(time.sleep, 0) is None
+        except BrokenExecutor as error:
+            return str(error) == "the dask scheduler is gone"
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "3s"}),
+        cluster() as (address, scheduler),
+        dask_engine(address) as engine,
+    ):
+        assert callable(engine.at_once)
+        assert engine.at_once() == 2
+        future = engine.executor.submit(time.sleep, 60)
+        os.killpg(scheduler.pid, signal.SIGKILL)
+        assert wait_until(is_broken)
+        assert future.cancelled()
+        assert engine.at_once() == 2
+    assert caplog.records == []
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import util
@@ -74,7 +74,7 @@ class DaskExecutor(Executor):
 
     def threads(self) -> int:
         """Of all workers that the cluster has now; 1 at least, so that an adaptive one begins to grow."""
-        with suppress(OSError):  # what becomes of the runs tells whether the scheduler is gone
+        with suppress(OSError), self._quiet_once_gone():  # what becomes of the runs tells it
             self._known = max(1, sum(self._client.nthreads().values()))
         return self._known
 
@@ -83,13 +83,25 @@ class DaskExecutor(Executor):
         return self.submit_ranks(1, functools.partial(fn, **kwargs), *args)
 
     def submit_ranks(self, ranks: int, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Call fn on some worker, with so many of its threads' processors."""
-        future: Future[Any] = self._executor.submit(_Run(ranks, fn, args))
-        return future
+        """Call fn on some worker, with so many of its threads' processors. BrokenExecutor: no scheduler."""
+        with self._quiet_once_gone():
+            future: Future[Any] = self._executor.submit(_Run(ranks, fn, args))
+            return future
+        raise BrokenExecutor("the dask scheduler is gone")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more; with wait=False call off what is there. A run that a worker has begun goes on to its end."""
-        self._executor.shutdown(wait=wait)
+        with self._quiet_once_gone():
+            self._executor.shutdown(wait=wait)
+
+    @contextmanager
+    def _quiet_once_gone(self) -> Iterator[None]:
+        """Stop at what a client raises that has given up its scheduler: of that all runs were called off."""
+        try:
+            yield
+        except Exception:  # AttributeError, ClosedClientError or another, by dask's version
+            if self._client.status != "closed":
+                raise
 
 
 @dataclass(frozen=True)
