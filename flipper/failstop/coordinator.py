@@ -39,7 +39,8 @@ class RankLost(Exception):
 class Coordinator:
     """Follows the ranks of one launch until all that are left have ended.
 
-    alive: ranks, by their numbers at the start. died: when each lost one died. untold: those of which no plan knows.
+    alive: ranks, by their numbers at the start. died: when each lost one died. doomed: those that die at the same point
+    as one that has said so. untold: those of which no plan knows.
     stage: "running", "losing" until all that are left have told of the loss, "readying" until all have read the plan,
     "joining" until all are in the new group. since: when that stage began. detected: when the loss that is being
     recovered from was; 0 when none is. joined: whether the group of this generation ever stood. failures: errors that
@@ -55,6 +56,7 @@ class Coordinator:
     since: float = 0.0
     alive: set[int] = field(default_factory=set)
     died: dict[int, float] = field(default_factory=dict)
+    doomed: set[int] = field(default_factory=set)
     untold: set[int] = field(default_factory=set)
     reports: dict[int, Lost] = field(default_factory=dict)
     there: set[int] = field(default_factory=set)
@@ -88,8 +90,9 @@ class Coordinator:
             case dict():
                 self.step = message["step"] if message["event"] in ("start", "step") else self.step
                 self.on_event(message)
-            case Dying(time=when):
+            case Dying(time=when, ranks=ranks):
                 self.died[rank] = when
+                self.doomed.update(ranks)
             case Lost(generation=generation) if generation == self.generation:
                 self.reports[rank] = message
                 if self.stage in ("running", "joining"):
@@ -112,7 +115,7 @@ class Coordinator:
         if self.job.recovery is None:
             raise self.ranks.cause({rank: None})
         if self.job.recovery == "restart":
-            raise RankLost(self.died, self.step + 1, now)
+            raise RankLost(dict.fromkeys(self.doomed, now) | self.died, self.step + 1, now)
         if len(self.alive) < self.job.min_ranks:
             raise too_few(set(self.died), len(self.alive), len(self.ranks.processes), self.job.min_ranks)
         if self.stage == "readying":

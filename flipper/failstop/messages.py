@@ -24,9 +24,11 @@ MET: Final = {"notice": "noticed", "look": "looked", "end": "ended"}
 
 @dataclass(frozen=True)
 class Dying:
-    """A rank is about to kill itself. time: CLOCK_MONOTONIC, in seconds, as all times here."""
+    """A rank is about to kill itself, and so are these others, at the same point. time: CLOCK_MONOTONIC, in seconds, as
+    all times here."""
 
     time: float
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

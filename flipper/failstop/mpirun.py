@@ -156,8 +156,9 @@ def _is_rank(pid: int) -> bool:
 class MpiRanks:
     """The ranks of one mpirun, as the launching process sees them.
 
-    died: when each lost one died. told: those whose loss was told. step: the last one. begun: whether they train
-    already; before that each imports torch by itself, which takes seconds.
+    died: when each lost one died. doomed: those that die at the same point as one that has said so. told: those whose
+    loss was told. step: the last one. begun: whether they train already; before that each imports torch by itself,
+    which takes seconds.
     """
 
     connections: dict[int, Connection]
@@ -165,6 +166,7 @@ class MpiRanks:
     process: subprocess.Popen[bytes]
     folder: Path
     died: dict[int, float] = field(default_factory=dict)
+    doomed: set[int] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     step: int = 0
     begun: bool = False
@@ -193,8 +195,9 @@ class MpiRanks:
                 self.step = message["step"] if message["event"] in ("start", "step") else self.step
                 self.begun = True
                 on_event(message)
-            case Dying(time=when):
+            case Dying(time=when, ranks=ranks):
                 self.died[rank] = when
+                self.doomed.update(ranks)
             case Shrunk():
                 for lost in sorted(set(self.connections) - set(message.ranks) - self.told):
                     self.told.add(lost)
@@ -220,7 +223,7 @@ class MpiRanks:
         if job.recovery is None:
             raise TrainingError(f"rank {rank} of {len(self.connections)} died{_last_words(self.folder)}")
         if job.recovery == "restart":
-            raise RankLost(self.died, self.step + 1, now)
+            raise RankLost(dict.fromkeys(self.doomed, now) | self.died, self.step + 1, now)
         if left < job.min_ranks:
             raise too_few(set(self.died), left, len(self.connections), job.min_ranks)
 

@@ -107,8 +107,8 @@ class Salvage:
     connections: rank -> its pipe; pids: its process. cause: makes one error of how ranks failed. timeout: seconds that
     a rank waits for another. copied: whether ranks keep copies for each other, and hand them over. starting: seconds
     that they may be silent at first; begun: whether one has said a word, and none holds copies before. died: when each
-    lost one died. failures: of those that ended with an error, which under a loss all do. noticed: when the first of
-    either was; 0 when all is well.
+    lost one died. doomed: those that die at the same point as one that has said so. failures: of those that ended with
+    an error, which under a loss all do. noticed: when the first of either was; 0 when all is well.
     """
 
     connections: Mapping[int, Connection]
@@ -121,6 +121,7 @@ class Salvage:
     starting: float = 0.0
     begun: bool = False
     died: dict[int, float] = field(default_factory=dict)
+    doomed: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     failures: dict[int, Failure | None] = field(default_factory=dict)
     copies: Copies = field(default_factory=dict)
@@ -140,8 +141,9 @@ class Salvage:
                 self._fence(at, time.monotonic() - heard)
         if self.lost:
             silent = set(self.connections) - self.handed
-            raise PartsLost({each: self.died[each] for each in self.lost}, self.step + 1, self.noticed, silent,
-                            self.copies)  # fmt: skip
+            lost = self.lost | (self.doomed - self.handed)
+            died = {rank: self.died.get(rank, self.noticed) for rank in lost}
+            raise PartsLost(died, self.step + 1, self.noticed, silent, self.copies)
         if self.failures:
             raise self.cause(self.failures)
 
@@ -151,8 +153,9 @@ class Salvage:
                 self.begun = True
                 self.step = message["step"] if message["event"] == "step" else self.step
                 self.on_event(message)
-            case Dying(time=when):
+            case Dying(time=when, ranks=ranks):
                 self.died[rank] = when
+                self.doomed.update(ranks)
             case HandedOver(copies=copies):
                 self.handed.add(rank)
                 self.copies |= copies

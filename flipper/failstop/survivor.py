@@ -87,8 +87,7 @@ class Survivor(ABC):
         """Where a kill is due: meet, so that all have come exactly as far; who is to die ends, the others notice."""
         if due := self.due(step, bucket):
             self.meet()
-            for kill in due:
-                self._die_by(kill)
+            self._die_by(due)
             self.meet()
 
     def due(self, step: int, bucket: int | None = None) -> list[Kill]:
@@ -96,16 +95,15 @@ class Survivor(ABC):
         return [kill for kill in self.kills if (kill.step, kill.bucket) == (step, bucket) and kill.rank in self.ranks]
 
     def _die_in_recovery(self) -> None:
-        for kill in self.kills:
-            if kill.recovery == self.generation:
-                self._die_by(kill)
+        self._die_by([kill for kill in self.kills if kill.recovery == self.generation])
 
-    def _die_by(self, kill: Kill) -> None:
-        if kill.rank == self.origin:
-            self._send(Dying(time.monotonic()))
-            os.kill(os.getpid(), SIGNALS[kill.signal])
-            while True:  # another thread may take the signal, and this one must not go on meanwhile
-                time.sleep(1)
+    def _die_by(self, kills: list[Kill]) -> None:
+        for kill in kills:
+            if kill.rank == self.origin:
+                self._send(Dying(time.monotonic(), tuple(each.rank for each in kills)))
+                os.kill(os.getpid(), SIGNALS[kill.signal])
+                while True:  # another thread may take the signal, and this one must not go on meanwhile
+                    time.sleep(1)
 
 
 @dataclass(frozen=True)

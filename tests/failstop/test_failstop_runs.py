@@ -261,10 +261,40 @@ def test_a_step_that_the_run_does_not_have_is_told(step: int, tmp_path: Path) ->
         train_through(FailstopSpec(spec, (Kill(1, step=step),), "lossy"))
 
 
-def test_two_that_die_at_once_are_both_restarted_and_do_not_die_again(tmp_path: Path) -> None:
-    whole = train(TrainSpec("digits-mlp", Parallel("ddp", 3), steps=12, seed=1))
-    result = run(3, ("rank:1@step:7:bucket:1", "rank:2@step:7:bucket:1"), "restart", tmp_path)
+LATE = """
+import time
+from dataclasses import replace
+import torch.distributed as dist
+from flipper.training.recipes import get
+
+meet = dist.barrier
+
+def meet_and_dawdle(*arguments, **options):
+    meet(*arguments, **options)
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+
+dist.barrier = meet_and_dawdle
+LATE = replace(get("digits-mlp"), name="late")
+"""
+
+
+@pytest.mark.parametrize(("layout", "bucket"), [("ddp:3", ""), ("ddp:3", ":bucket:1"), ("fsdp:3", "")])
+@pytest.mark.parametrize("late", [False, True], ids=["together", "one late"])
+def test_two_that_die_at_once_are_both_restarted_and_do_not_die_again(
+    layout: str, bucket: str, late: bool, tmp_path: Path
+) -> None:
+    """Also when one is a little later to do so: by then the run is being restarted."""
+    (tmp_path / "late.py").write_text(LATE)
+    recipe = f"{tmp_path / 'late.py'}:LATE" if late else "digits-mlp"
+    spec = TrainSpec(recipe, Parallel.parse(layout), steps=12, seed=1)
+    whole = train(spec)
+    events: list[Event] = []
+    kills = [Kill.parse(f"rank:{rank}@step:7{bucket}") for rank in (1, 2)]
+    job = FailstopSpec(replace(spec, save=tmp_path / "saved", save_every=4), tuple(kills), "restart")
+    result = train_through(job, events.append)
     assert [lost["rank"] for lost in result.lost] == [1, 2]
+    assert [event["step"] for event in events if event["event"] == "recovered"] == [4]
     assert result.state_digest == whole.state_digest
 
 
