@@ -16,7 +16,6 @@ MODULES = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
-    "sklearn.datasets",
     "h5py",
     "flipper.training.loop",
 )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
@@ -18,14 +22,25 @@ from flipper.training.recipes.recipe import Data, Recipe, accuracy
 @functools.cache
 def digits(folder: Path | None = None) -> Data:
     """Every fifth image is for testing: the set is ordered by writer, so both halves know all of them."""
-    from sklearn.datasets import load_digits
-
     del folder  # it comes with scikit-learn
-    features, targets = load_digits(return_X_y=True)
+    features, targets = _read()
     images = torch.from_numpy(features).float().div(16).reshape(-1, 1, 8, 8)
     labels = torch.from_numpy(targets).long()
     test = torch.arange(len(labels)) % 5 == 4
     return Data(images[~test], labels[~test], images[test], labels[test])
+
+
+def _read() -> tuple[Any, Any]:
+    """What sklearn.datasets.load_digits(return_X_y=True) does, which takes 0.8 s to import and this 0.05 s in all."""
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        with suppress(OSError):
+            table = numpy.loadtxt(Path(folder, "datasets", "data", "digits.csv.gz"), delimiter=",")
+            return table[:, :-1], table[:, -1].astype(int)
+    from sklearn.datasets import load_digits  # there is none, or one that keeps it elsewhere
+
+    features, targets = load_digits(return_X_y=True)
+    return features, targets
 
 
 def mlp() -> nn.Sequential:

@@ -7,6 +7,7 @@ import torch
 from plain import first_losses, parameter_count
 
 from flipper.training import recipes
+from flipper.training.recipes import digits
 
 COUNTS = {"digits-mlp": 6_570, "digits-cnn": 10_026, "digits-bf16": 10_730}
 FIRST = {
@@ -25,6 +26,16 @@ def test_every_fifth_image_is_for_testing_and_both_parts_have_all_digits() -> No
     assert data.test_targets.tolist() == labels[4::5].tolist()
     assert data.train_targets.bincount().tolist() == [151, 161, 143, 131, 147, 154, 150, 136, 127, 138]
     assert data.test_targets.bincount().min() >= 20
+
+
+def test_they_are_the_same_wherever_scikit_learn_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = recipes.get("digits-mlp").data(None)
+    digits.digits.cache_clear()
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    found = recipes.get("digits-mlp").data(None)
+    assert found is not kept
+    assert torch.equal(found.train_features, kept.train_features)
+    assert torch.equal(found.train_targets, kept.train_targets)
 
 
 @pytest.mark.parametrize("name", list(COUNTS))
