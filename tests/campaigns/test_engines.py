@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -52,6 +54,33 @@ def test_an_executor_of_the_standard_library_makes_the_same_campaign(
         progress = run_campaign(found, Engine(executor, 2))
     assert sum(progress.outcomes.values()) == 24
     assert stored(tmp_path / "relative" / "results.sqlite") == whole
+
+
+MPI_POOL = """
+from pathlib import Path
+from mpi4py.futures import MPIPoolExecutor
+from flipper.campaigns.engines import Engine
+from flipper.campaigns.run import campaign_of, run_campaign
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as pool:
+        print(run_campaign(campaign_of(Path("spec.toml")), Engine(pool, 2)).done)
+"""
+
+
+@pytest.mark.slow
+def test_so_do_the_workers_of_an_mpi_job(tmp_path: Path, whole: dict[Any, Any]) -> None:
+    pytest.importorskip("mpi4py")
+    (tmp_path / "spec.toml").write_text(SPEC)
+    (tmp_path / "pool.py").write_text(MPI_POOL)
+    mpirun = [Path(sys.executable).with_name("mpirun"), "--oversubscribe", "--bind-to", "none", "-n", "3"]
+    done = subprocess.run(
+        [*mpirun, sys.executable, "-m", "mpi4py.futures", "pool.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "24\n"), done.stderr
+    assert stored(tmp_path / "small" / "results.sqlite") == whole
 
 
 def test_a_pool_whose_process_dies_ends_the_campaign_which_goes_on_with_another(

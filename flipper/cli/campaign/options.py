@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,15 +42,11 @@ def existing(where: Path) -> Campaign:
 
 def asked(where: Path, out: Path | None, changes: Sequence[str]) -> Campaign:
     """The campaign that a spec asks for, settled in its folder; a folder alone means what it says itself."""
-    from flipper.campaigns.folder import Folder, open_campaign, settle
-    from flipper.campaigns.spec import read_spec
-    from flipper.campaigns.store import trials_there
+    from flipper.campaigns.folder import open_campaign
+    from flipper.campaigns.run import campaign_of
 
     if where.is_dir():
         if changes or out is not None:
             raise UsageError("--set and --out go with a SPEC; a folder says itself what it is")
         return open_campaign(where)
-    spec = read_spec(where, changes)
-    folder = Folder(out or Path(spec.name))
-    of_shards: Counter[int] = sum(map(trials_there, folder.shards), Counter())
-    return settle(spec, folder.path, trials_there(folder.results()) | of_shards)
+    return campaign_of(where, out, changes)
