@@ -114,7 +114,7 @@ def check_cell(axes: Mapping[str, Any], recipe: str, save_every: int) -> None:
     """Raise UsageError for axes that can't go together."""
     from flipper.training.spec import TrainSpec
 
-    layout = Parallel.parse(axes["parallel"])
+    layout = Parallel.parse(str(axes["parallel"]))
     if "recovery" not in axes:
         raise UsageError(f"an axis recovery is missing: {ALLOWED['recovery']}")
     strategy = Strategy.of(axes, save_every)
@@ -146,7 +146,7 @@ def deaths_of(axes: Mapping[str, Any], seed: int, first: int, last: int, buckets
     first, last: the steps of the run. buckets: that gradients are averaged in; 0 where ranks only die between steps.
     Raises UsageError for a step or bucket that the run doesn't have.
     """
-    ranks = Parallel.parse(axes["parallel"]).ranks
+    ranks = Parallel.parse(str(axes["parallel"])).ranks
     if "mtbf" in axes:
         found = _failures(axes, ranks, seed, first, last, buckets)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -172,7 +173,7 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     _known("key of [campaign]", campaign, KINDS)
     for key, value in campaign.items():
         kinds, allowed = KINDS[key]
-        if isinstance(value, bool) or not isinstance(value, (*kinds, int) if float in kinds else kinds):
+        if not _is_kind(value, kinds):
             raise UsageError(f"campaign.{key} must be {allowed}, not {value!r}")
     # --set gives a list only where there are commas: a single value is a list of one.
     for key in _SEVERAL.intersection(campaign):
@@ -187,6 +188,8 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     for key in ("detect", "contrast"):
         if key in values:
             values[key] = tuple(values[key])
+            if not all(isinstance(each, str) for each in values[key]):
+                raise UsageError(f"campaign.{key} must be {KINDS[key][1]}, not {campaign[key]!r}")
     commands, metrics = _table(document, "commands", needed=False), _table(document, "metrics", needed=False)
     if wrong := next((key for key, value in commands.items() if not isinstance(value, str)), None):
         raise UsageError(f"commands.{wrong} must be a command line, not {commands[wrong]!r}")
@@ -207,6 +210,14 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     spec = Spec(commands=commands, metrics=metrics, slurm=_table(document, "slurm", needed=False), **values)
     _check(spec)
     return spec
+
+
+def _is_kind(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return False
+    if float in kinds and isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max  # nor is NaN
+    return isinstance(value, kinds)
 
 
 def _apply(document: dict[str, Any], change: str) -> None:
@@ -319,8 +330,8 @@ def _values(where: str, axis: str, given: Any) -> tuple[Value, ...]:
 
 def _check(spec: Spec) -> None:
     """What is wrong with values that have the right types, or with several together."""
-    if not spec.name or "/" in spec.name or spec.name.startswith("."):
-        raise UsageError(f"campaign.name is {spec.name!r}; it names a folder: no /, no leading dot")
+    if not spec.name.strip() or "/" in spec.name or spec.name.startswith(".") or not spec.name.isprintable():
+        raise UsageError(f"campaign.name is {spec.name!r}; it names a folder: text without /, and no leading dot")
     if not 0 <= spec.seed < 2**64:
         raise UsageError(f"campaign.seed must be 0 to 2**64 - 1, not {spec.seed}")
     for key, low, high in (("margin", 0, 0.5), ("confidence", 0.5, 1), ("equivalence", 0, 1)):
@@ -333,6 +344,8 @@ def _check(spec: Spec) -> None:
             raise UsageError(f"campaign.{key} is negative: {getattr(spec, key)}")
     if spec.tolerance is not None and spec.tolerance < 0:
         raise UsageError(f'campaign.tolerance must be {KINDS["tolerance"][1]}, not {spec.tolerance!r}')
+    if spec.contrast is not None and not len(set(spec.contrast)) == len(spec.contrast) == 2:
+        raise UsageError(f"campaign.contrast must be {KINDS['contrast'][1]}, not {list(spec.contrast)}")
     if spec.extreme_factor <= 1:
         raise UsageError(f"campaign.extreme_factor must be {KINDS['extreme_factor'][1]}, not {spec.extreme_factor}")
     if spec.better not in ("higher", "lower"):
@@ -348,6 +361,7 @@ def _check(spec: Spec) -> None:
 
 def _check_recipe(spec: Spec) -> None:
     from flipper.training.recipes import check_name, user
+    from flipper.training.spec import DETECTORS, DEVICES, LONGEST_TIMEOUT, SUFFIXES
 
     if spec.recipe and not user.is_meant(spec.recipe):  # a user's file may be elsewhere where results are only read
         check_name(spec.recipe)
@@ -360,5 +374,12 @@ def _check_recipe(spec: Spec) -> None:
     for at, end in ((spec.inject_epoch, spec.epochs), (spec.inject_step, spec.steps)):
         if at is not None and end is not None and at >= end:
             raise UsageError(f"the state is altered after {at}, and every run ends at {end}: nothing would be trained")
+    formats = (spec.checkpoint_format,)
+    for key, given, known in (("detect", spec.detect, DETECTORS), ("device", (spec.device,), DEVICES),
+                              ("checkpoint_format", formats, SUFFIXES)):  # fmt: skip
+        if unknown := [each for each in given if each not in known]:
+            raise UsageError(f"campaign.{key}: there is no {unknown[0]!r}, but {', '.join(known)}")
+    if spec.timeout > LONGEST_TIMEOUT:
+        raise UsageError(f"campaign.timeout must be at most {LONGEST_TIMEOUT:g} seconds, not {spec.timeout:g}")
     if spec.metric not in ("accuracy", "loss"):
         raise UsageError(f"campaign.metric must be accuracy or loss with a recipe, not {spec.metric!r}")

@@ -27,6 +27,9 @@ DETECTORS: Final = (*ALWAYS, "nonfinite-state", "replicas", "replay")
 LONGEST_TIMEOUT: Final = 1e6
 """Seconds; the libraries below count nanoseconds in 64 bits."""
 
+DEVICES: Final = ("auto", "cpu", "cuda")
+"""Where ranks may compute; auto: on the GPUs where there are any."""
+
 SUFFIXES: Final = {"safetensors": ".safetensors", "pytorch": ".pt", "hdf5": ".h5", "dcp": ".dcp"}
 
 
@@ -97,6 +100,8 @@ class TrainSpec:
         recipes.check_name(self.recipe)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("give --epochs or --steps, not both")
+        if self.device not in DEVICES:
+            raise UsageError(f"no device {self.device!r}; known: {', '.join(DEVICES)}")
         if self.checkpoint_format not in SUFFIXES:
             known = ", ".join(SUFFIXES)
             raise UsageError(f"no checkpoint format {self.checkpoint_format!r}; known: {known}")

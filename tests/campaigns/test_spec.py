@@ -1,10 +1,17 @@
 """A campaign file is checked key by key, and --set changes any of it."""
 
+import copy
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flipper.campaigns.spec import Spec, read_spec
+from flipper.campaigns import deaths
+from flipper.campaigns import spec as spec_module
+from flipper.campaigns.cells import cells_of
+from flipper.campaigns.spec import Spec, read_spec, spec_of
 from flipper.errors import UsageError
 
 WHOLE = """
@@ -106,7 +113,19 @@ def test_one_training_seed_goes_with_commands_that_take_none(tmp_path: Path) -> 
         ("steps = 3", "give campaign.epochs or campaign.steps, not both"),
         ("inject_epoch = 2", "nothing would be trained"),
         ('name = "a/b"', "campaign.name is 'a/b'"),
+        ('name = " "', "campaign.name is ' '; it names a folder"),
+        ('name = "a\\u0000b"', r"campaign.name is 'a\x00b'; it names a folder"),
         ('better = "more"', 'campaign.better must be "higher" or "lower", not \'more\''),
+        ("extreme_factor = nan", "campaign.extreme_factor must be a number above 1, not nan"),
+        ("tolerance = inf", 'campaign.tolerance must be "auto", or a number in the metric, not inf'),
+        ("timeout = 1e9", "campaign.timeout must be at most 1e+06 seconds, not 1e+09"),
+        ('contrast = ["ddp:2"]', "one model-parallel; or two recoveries, not ['ddp:2']"),
+        ('contrast = ["ddp:2", "ddp:2"]', "or two recoveries, not ['ddp:2', 'ddp:2']"),
+        ('contrast = ["ddp:2", "ddp:3", "ddp:4"]', "or two recoveries, not ['ddp:2', 'ddp:3', 'ddp:4']"),
+        ("contrast = [1, 2]", "or two recoveries, not [1, 2]"),
+        ('detect = ["replicas", "ghosts"]', "campaign.detect: there is no 'ghosts', but nonfinite-loss,"),
+        ('checkpoint_format = "zip"', "campaign.checkpoint_format: there is no 'zip', but safetensors, "),
+        ('device = "tpu"', "campaign.device: there is no 'tpu', but auto, cpu, cuda"),
         ('metric = "f1"', "campaign.metric must be accuracy or loss with a recipe, not 'f1'"),
     ],
 )
@@ -138,6 +157,43 @@ def test_a_wrong_table_is_told(tmp_path: Path, old: str, new: str, told: str) ->
     with pytest.raises(UsageError) as error:
         read_spec(written(tmp_path, WHOLE.replace(old, new, 1)))
     assert told in str(error.value)
+
+
+VALUES = (
+    True, 0, -1, 1, 10**30, 10**400, -0.5, 1.5, 5e-324, 1e308, float("nan"), float("inf"), "", "a", "é\0", "x" * 5000,
+    "all", "ddp:2", "rank-loss", "2h", "../x", [], [[]], [1, 1], ["a", 1], [float("nan")], {}, {"a": 1},
+    {"a": float("nan")}, {"a": []}, {"*": 10**400}, [{"a": 1}],
+)  # fmt: skip
+FLIPS = {"name": "x", "recipe": "digits-mlp", "inject_epoch": 1, "epochs": 2}
+DEATHS = {"name": "x", "recipe": "digits-mlp", "fault": "rank-loss", "save_every": 3, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("campaign", "axes", "every"),
+    [
+        (FLIPS, {"parallel": "ddp:2", "role": "parameter"}, spec_module.AXES),
+        (DEATHS, {"parallel": "ddp:4", "recovery": "restart"}, deaths.AXES),
+    ],
+    ids=["flips", "deaths"],
+)
+def test_any_value_of_any_key_is_taken_and_kept_or_told_in_one_line(
+    campaign: dict[str, Any], axes: dict[str, Any], every: tuple[str, ...]
+) -> None:
+    told: list[str] = []
+    keys = [("campaign", key) for key in spec_module.KINDS] + [("axes", axis) for axis in (*every, "fault")]
+    for (table, key), value in itertools.product(keys, VALUES):
+        document = copy.deepcopy({"campaign": campaign, "axes": axes})
+        document[table][key] = copy.deepcopy(value)
+        try:
+            spec = spec_of(document)
+            cells = cells_of(spec)
+        except UsageError as error:
+            told.append(str(error))
+        else:
+            assert Spec.from_record(json.loads(json.dumps(spec.record(), allow_nan=False))) == spec
+            assert len(cells) == 1
+    assert len(told) > len(keys) * len(VALUES) / 2
+    assert not [each for each in told if "\n" in each]
 
 
 @pytest.mark.parametrize("change", ["count", "=3", "axes.=3", "slices.count=3"])
