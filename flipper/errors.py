@@ -114,3 +114,7 @@ class EndedError(TrainingError):
 
 class StartError(TrainingError):
     """The machine has too few files, processes or too little memory to start the ranks of a training run."""
+
+
+DAMAGED: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of reading a file of flipper's own that is not as it was written."""

@@ -109,7 +109,7 @@ def checkpoints_of(where: str, given: Any, here: Path) -> list[str]:
     for each in given if isinstance(given, list) else [given]:
         if not isinstance(each, str) or not each:
             raise UsageError(f"{where}: checkpoint must be a path or a glob, or a list of these, not {each!r}")
-        matches = [each] if (here / each).exists() else sorted(glob.glob(each, root_dir=here, recursive=True))
+        matches = [each] if os.path.exists(here / each) else sorted(glob.glob(each, root_dir=here, recursive=True))
         matches = [match for match in matches if not match.endswith((".flipper.json", ".flipper.npz"))]
         if not matches:
             raise UsageError(f"{where}: checkpoint {each!r} is not there; it is relative to the campaign file, {here}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flipper.campaigns.cells import Cell, Start, canonical, start_of
+from flipper.campaigns.cells import Cell, Start, start_of
 from flipper.campaigns.command_lines import missing_executable, places, split, words
 from flipper.campaigns.command_run import (
     checkpoint_of,
@@ -25,6 +25,7 @@ from flipper.campaigns.command_run import (
     run_in,
 )
 from flipper.campaigns.folder import Campaign
+from flipper.campaigns.kept import content_of, is_unchanged, reading, signature
 from flipper.campaigns.listener import fingerprint_id
 from flipper.campaigns.metrics_files import blind_spot, complaint
 from flipper.campaigns.record import RunRecord
@@ -67,7 +68,8 @@ def golden_of(campaign: Campaign, start: Start) -> Golden:
     if not record.exists():
         _check(campaign.spec, start)
         made_once(home, functools.partial(_make_golden, campaign, start, machine))
-    found = _loaded(record, record.stat().st_mtime_ns)
+    with reading(record):
+        found = _loaded(record, record.stat().st_mtime_ns)
     _check_unchanged(checkpoint_of(campaign.spec, start), found.checkpoint)
     return found
 
@@ -95,16 +97,16 @@ def _first_word(spec: Spec, start: Start) -> str:
 def _make_golden(campaign: Campaign, start: Start, machine: dict[str, str], folder: Path) -> None:
     """Run golden and control, and keep their records and the golden run's output in the folder."""
     source, metrics = checkpoint_of(campaign.spec, start), metrics_asked(campaign.spec)
-    before = _signature(source)
+    before = signature(source)
     golden = _clean_run(campaign, start, "golden", folder)
     output = next((folder / "output").iterdir(), None) if (folder / "output").exists() else None
     control = _clean_run(campaign, start, "control", None, golden, output)
-    if _signature(source) != before:
+    if signature(source) != before:
         raise UsageError(f"{source} has changed while a command ran that was given a copy of it")
     document = {
         "machine": machine,
         "metrics": metrics.format,
-        "checkpoint": {"files": before, "sha256": _content(source)},
+        "checkpoint": content_of(source),
         "output": None if output is None else str(output.relative_to(folder)),
         "golden": {**golden.summary(), **golden.detail()},
         "control": {**control.summary(), **control.detail()},
@@ -230,30 +232,6 @@ def struck_trial(
     return record
 
 
-def _signature(path: Path) -> dict[str, list[int]]:
-    """Size and time of change of each file of a checkpoint, by its name in it."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    facts = {str(file.relative_to(path)): file.stat() for file in files if file.is_file()}
-    return {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()}
-
-
-def _content(path: Path) -> str:
-    """sha256 over the names and contents of a checkpoint's files."""
-    digest = hashlib.sha256()
-    for name in _signature(path):
-        digest.update(f"{name}\0".encode())
-        with open(path / name if path.is_dir() else path, "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    return digest.hexdigest()
-
-
 def _check_unchanged(path: Path, then: dict[str, Any]) -> None:
-    now = _signature(path)
-    if now != then["files"] and _content_once(path, canonical(now)) != then["sha256"]:
+    if not is_unchanged(path, then):
         raise UsageError(f"{path} has changed since its golden run; choose another --out")
-
-
-@functools.lru_cache(maxsize=64)
-def _content_once(path: Path, signature: str) -> str:
-    return _content(path)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from flipper.campaigns.cells import Cell, canonical, cells_of
 from flipper.campaigns.spec import Spec
 from flipper.checkpoints.output import atomic_output
-from flipper.errors import OutputError, UsageError
+from flipper.errors import DAMAGED, OutputError, UsageError
 
 MAY_CHANGE: Final = frozenset(
     ("slices", "trials", "margin", "confidence", "tolerance", "equivalence", "extreme_factor", "contrast", "fit",
@@ -86,11 +86,11 @@ def open_campaign(path: Path) -> Campaign:
         document = json.loads(folder.campaign.read_text("utf-8"))
         spec = Spec.from_record(document["spec"])
         numbers = {canonical(cell["axes"]): int(cell["cell"]) for cell in document["cells"]}
+        return Campaign(folder, spec, cells_of(spec, numbers))
     except FileNotFoundError:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json; `campaign run` makes one") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise UsageError(f"{folder.campaign} is damaged: {error}") from error
-    return Campaign(folder, spec, cells_of(spec, numbers))
 
 
 def settle(spec: Spec, path: Path, finished: Mapping[int, int]) -> Campaign:

@@ -9,13 +9,14 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
 from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
+from flipper.campaigns.kept import content_of, is_unchanged, reading
 from flipper.campaigns.listener import Listener, fingerprint_id, listener_of
 from flipper.campaigns.record import CRASH, HANG, IDENTICAL, REFUSED, RunRecord
 from flipper.campaigns.scratch import made_once
@@ -59,7 +60,7 @@ class Golden:
     """A golden run and its control, and the files that trials start from and are measured by.
 
     clean: the checkpoint that is altered. last: the final one. digests: step -> resume digest on the way. buckets: that
-    gradients are averaged in, where ranks are to die.
+    gradients are averaged in, where ranks are to die. files: what those two were when they were made, by name.
     """
 
     golden: RunRecord
@@ -68,6 +69,7 @@ class Golden:
     last: Path
     digests: Mapping[int, str]
     buckets: int = 0
+    files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def golden_of(campaign: Campaign, start: Start) -> Golden:
@@ -81,8 +83,7 @@ def golden_of(campaign: Campaign, start: Start) -> Golden:
 
 def clean_of(campaign: Campaign, start: Start, golden: RunRecord) -> Path:
     """The file that faults are drawn in: the one that a golden run has left."""
-    home = campaign.folder.golden(golden.fingerprint, start.parallel, start.training_seed)
-    return next(home.glob("clean.*"))
+    return stored_golden(campaign.folder.golden(golden.fingerprint, start.parallel, start.training_seed)).clean
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,7 +92,7 @@ def _loaded(path: Path, changed: int) -> Golden:
     clean, last = (path.parent / document[name] for name in ("clean", "last"))
     digests = {int(step): digest for step, digest in document["digests"].items()}
     runs = RunRecord(**document["golden"]), RunRecord(**document["control"])
-    return Golden(*runs, clean, last, digests, document.get("buckets", 0))
+    return Golden(*runs, clean, last, digests, document.get("buckets", 0), document.get("files", {}))
 
 
 def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golden:
@@ -103,9 +104,14 @@ def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golde
 
 
 def stored_golden(home: Path) -> Golden:
-    """The golden run that lies in a folder, and its control."""
+    """The golden run that lies in a folder, and its control; UsageError where they are not as they were left."""
     record = home / "golden.json"
-    return _loaded(record, record.stat().st_mtime_ns)
+    with reading(record):
+        found = _loaded(record, record.stat().st_mtime_ns)
+        for name, then in found.files.items():
+            if not is_unchanged(home / name, then):
+                raise ValueError(f"{name} is no longer what it was")
+    return found
 
 
 def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
@@ -136,6 +142,7 @@ def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
         "machine": hear.events["start"]["fingerprint"],
         "clean": clean.name,
         "last": last.name,
+        "files": {path.name: content_of(path) for path in (clean, last)},
         "digests": told.digests,
         "buckets": _buckets(spec, parallel),
         "golden": {**golden.summary(), **golden.detail()},

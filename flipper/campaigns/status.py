@@ -13,7 +13,7 @@ from flipper.campaigns.owners import Owner
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.store import Store
-from flipper.errors import UsageError
+from flipper.errors import DAMAGED, UsageError
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def status(path: Path) -> dict[str, Any]:
         planned = sum(int(cell["trials"]) for cell in document["cells"])
     except FileNotFoundError:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise UsageError(f"{path / 'campaign.json'} is damaged: {error}") from error
     databases = sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name))
     outcomes, null_trials, seconds = _read(spec, databases)

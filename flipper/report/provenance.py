@@ -13,6 +13,7 @@ from typing import Any, Final
 from flipper.campaigns.folder import Campaign
 from flipper.campaigns.results import Results
 from flipper.campaigns.spec import Spec
+from flipper.errors import DAMAGED
 
 _ELSEWHERE: Final = ("slices", "census", "commands", "metrics", "here")
 """Fields of a spec that are no keys of [campaign]."""
@@ -37,7 +38,7 @@ def _machine(campaign: Campaign, results: Results, name: str) -> dict[str, str]:
             try:
                 machine = json.loads((home / "golden.json").read_text("utf-8"))["machine"]
                 return {str(key): str(value) for key, value in machine.items() if value}
-            except (OSError, ValueError, KeyError, AttributeError):
+            except DAMAGED:
                 continue  # merged from elsewhere, or cleaned away
     return {}
 

@@ -1,0 +1,134 @@
+"""What a campaign's folder says it is: read again as it was written, or told to be damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign_processes import stored
+
+from flipper.campaigns.cells import cells_of
+from flipper.campaigns.engines import open_engine
+from flipper.campaigns.folder import open_campaign
+from flipper.campaigns.run import campaign_of, run_campaign
+from flipper.errors import UsageError
+
+SPEC = """
+[campaign]
+name = "kept"
+recipe = "digits-mlp"
+inject_epoch = 1
+epochs = 2
+[axes]
+parallel = ["ddp:2", "pipeline:2"]
+count = [1, 10]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    return campaign_of(tmp_path / "spec.toml", tmp_path / "kept").folder.path
+
+
+def test_a_campaign_of_a_file_is_in_the_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.toml").write_text(SPEC)
+    campaign = campaign_of(Path("spec.toml"), changes=["axes.count=3", "campaign.trials=4"])
+    assert campaign.folder.path == Path("kept")
+    assert [(cell.parallel, cell.axes["count"], cell.trials) for cell in campaign.cells] == [
+        ("ddp:2", 3, 4), ("pipeline:2", 3, 4),
+    ]  # fmt: skip
+    assert open_campaign(Path("kept")) == campaign
+
+
+def test_a_folder_is_read_as_it_was_written_and_new_cells_are_counted_on(folder: Path) -> None:
+    before = open_campaign(folder)
+    assert before.cells == cells_of(before.spec)
+    more = campaign_of(folder.parent / "spec.toml", folder, ["axes.count=5,1,10"])
+    numbers = {(cell.parallel, cell.axes["count"]): cell.number for cell in more.cells}
+    assert {key: numbers[key] for key in numbers if key[1] != 5} == {
+        (cell.parallel, cell.axes["count"]): cell.number for cell in before.cells
+    }
+    assert sorted(numbers.values()) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"spec"', '"specs"'), ('"axes"', '"axis"'), ('"cell": 0', '"cell": Infinity'), ('"cell": 0', '"cell": "a"'),
+        ('"parallel"', '"paralel"'), ('"name"', '"names"'), ('"ddp:2"', "null"), ('"slices": [', '"slices": [7, '),
+    ],
+)  # fmt: skip
+def test_a_damaged_folder_is_told(folder: Path, old: str, new: str) -> None:
+    kept = (folder / "campaign.json").read_text()
+    damaged = kept.replace(old, new)
+    assert damaged != kept
+    (folder / "campaign.json").write_text(damaged)
+    with pytest.raises(UsageError) as error:
+        open_campaign(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '{"spec": []}', "[" * 100_000])
+def test_what_is_no_campaign_is_told(folder: Path, content: str) -> None:
+    (folder / "campaign.json").write_text(content)
+    with pytest.raises(UsageError, match=r"campaign\.json is damaged: "):
+        open_campaign(folder)
+
+
+def run(folder: Path, trials: int) -> None:
+    changes = [f"campaign.trials={trials}", "campaign.null_trials=2", "axes.parallel=single,ddp:2", "axes.count=1"]
+    with open_engine("local") as engine:
+        run_campaign(campaign_of(folder.parent / "spec.toml", folder, changes), engine)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Any, Any]]:
+    """A folder with one trial a cell, and what all runs are when there are two."""
+    home = tmp_path_factory.mktemp("ran")
+    (home / "spec.toml").write_text(SPEC)
+    run(home / "kept", 1)
+    shutil.copytree(home / "kept", home / "whole")
+    run(home / "whole", 2)
+    return home / "kept", stored(home / "whole" / "results.sqlite")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def another(path: Path) -> None:
+    path.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("clean.safetensors", Path.unlink), ("clean.safetensors", flipped), ("clean.safetensors", cut_off),
+        ("last.safetensors", flipped), ("golden.json", Path.unlink), ("golden.json", cut_off), ("golden.json", another),
+    ],
+)  # fmt: skip
+def test_a_golden_run_that_is_not_as_it_was_left_is_told_and_made_again_once_it_is_removed(
+    ran: tuple[Path, dict[Any, Any]], tmp_path: Path, name: str, damage: Any
+) -> None:
+    before, whole = ran
+    (tmp_path / "spec.toml").write_text(SPEC)
+    folder = tmp_path / "kept"
+    shutil.copytree(before, folder)
+    home = next(folder.glob("golden/*/ddp:2-seed1"))
+    damage(home / name)
+    with pytest.raises(UsageError) as error:
+        run(folder, 2)
+    assert str(error.value).startswith(f"the golden run in {home} is damaged: ")
+    shutil.rmtree(home)
+    run(folder, 2)
+    assert stored(folder / "results.sqlite") == whole
