@@ -315,6 +315,8 @@ def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path
 
 def _values(where: str, axis: str, given: Any) -> tuple[Value, ...]:
     values = tuple(given) if isinstance(given, list) else (given,)
+    if axis == "bits":  # a position, which --set makes a number of
+        values = tuple(str(value) if type(value) is int else value for value in values)
     if not values:
         raise UsageError(f"{where}: {axis} has no value")
     for value in values:
