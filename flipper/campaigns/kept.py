@@ -26,7 +26,7 @@ def reading(record: Path) -> Iterator[None]:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """What a checkpoint's files are, for check_unchanged."""
+    """What a checkpoint's files are, for is_unchanged."""
     return {"files": signature(path), "sha256": _content(path)}
 
 

@@ -96,7 +96,7 @@ class DaskExecutor(Executor):
 
     @contextmanager
     def _quiet_once_gone(self) -> Iterator[None]:
-        """Stop at what a client raises that has given up its scheduler: of that all runs were called off."""
+        """Stop at what a client raises that has given up its scheduler; all runs were called off with it."""
         try:
             yield
         except Exception:  # AttributeError, ClosedClientError or another, by dask's version
