@@ -234,7 +234,7 @@ def failstop(folder: Path, sizes: Sizes) -> None:
     """Ranks that die: what the own reducer and its recoveries take, and the simulator."""
     import failstop as parts
 
-    parts.reducer(folder, sizes.rounds, 40 * sizes.rounds)
+    parts.reducer(folder, 2 * sizes.rounds + 1, 20 * sizes.rounds)
     parts.recoveries(folder, sizes.rounds)
     parts.simulator(folder, 200 * sizes.rounds)
 
