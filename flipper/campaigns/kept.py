@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from flipper.campaigns.cells import canonical
 from flipper.errors import DAMAGED, UsageError
+from flipper.injection.manifest import sha256_of
 
 
 @contextmanager
@@ -27,13 +27,13 @@ def reading(record: Path) -> Iterator[None]:
 
 def content_of(path: Path) -> dict[str, Any]:
     """What a checkpoint's files are, for is_unchanged."""
-    return {"files": signature(path), "sha256": _content(path)}
+    return {"files": signature(path), "sha256": sha256_of(path)}
 
 
 def is_unchanged(path: Path, then: dict[str, Any]) -> bool:
-    """Whether a checkpoint is what content_of told; its contents are only read where its files are of another time."""
+    """Whether a checkpoint is there as content_of told; contents are only read where its files are of another time."""
     now = signature(path)
-    return bool(now == then["files"] or _content_once(path, canonical(now)) == then["sha256"])
+    return now == then["files"] or (bool(now) and _content_once(path, canonical(now)) == then["sha256"])
 
 
 def signature(path: Path) -> dict[str, list[int]]:
@@ -43,17 +43,6 @@ def signature(path: Path) -> dict[str, list[int]]:
     return {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()}
 
 
-def _content(path: Path) -> str:
-    """sha256 over the names and contents of a checkpoint's files."""
-    digest = hashlib.sha256()
-    for name in signature(path):
-        digest.update(f"{name}\0".encode())
-        with open(path / name if path.is_dir() else path, "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    return digest.hexdigest()
-
-
 @functools.lru_cache(maxsize=64)
 def _content_once(path: Path, signature: str) -> str:
-    return _content(path)
+    return sha256_of(path)
