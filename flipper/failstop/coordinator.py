@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,12 +27,13 @@ LOOK_SECONDS: Final = 0.2
 class RankLost(Exception):
     """Ranks died, and the run is to be restarted.
 
-    died: rank -> when, CLOCK_MONOTONIC in seconds. step: the one under way. noticed: when the first loss was.
+    died: rank -> when, CLOCK_MONOTONIC in seconds. step: the one under way. noticed: when the first loss was. doomed:
+    ranks that die at the same point as these, and are lost with them, seen or not.
     """
 
-    def __init__(self, died: Mapping[int, float], step: int, noticed: float) -> None:
-        super().__init__(died, step, noticed)
-        self.died, self.step, self.noticed = died, step, noticed
+    def __init__(self, died: Mapping[int, float], step: int, noticed: float, doomed: Collection[int]) -> None:
+        super().__init__(died, step, noticed, doomed)
+        self.died, self.step, self.noticed = {**dict.fromkeys(doomed, noticed), **died}, step, noticed
 
 
 @dataclass
@@ -115,7 +116,7 @@ class Coordinator:
         if self.job.recovery is None:
             raise self.ranks.cause({rank: None})
         if self.job.recovery == "restart":
-            raise RankLost(dict.fromkeys(self.doomed, now) | self.died, self.step + 1, now)
+            raise RankLost(self.died, self.step + 1, now, self.doomed)
         if len(self.alive) < self.job.min_ranks:
             raise too_few(set(self.died), len(self.alive), len(self.ranks.processes), self.job.min_ranks)
         if self.stage == "readying":

@@ -223,7 +223,7 @@ class MpiRanks:
         if job.recovery is None:
             raise TrainingError(f"rank {rank} of {len(self.connections)} died{_last_words(self.folder)}")
         if job.recovery == "restart":
-            raise RankLost(dict.fromkeys(self.doomed, now) | self.died, self.step + 1, now)
+            raise RankLost(self.died, self.step + 1, now, self.doomed)
         if left < job.min_ranks:
             raise too_few(set(self.died), left, len(self.connections), job.min_ranks)
 

@@ -38,9 +38,10 @@ class PartsLost(RankLost):
     """As RankLost. silent: ranks that handed nothing over, the dead among them; copies: what the others did."""
 
     def __init__(
-        self, died: Mapping[int, float], step: int, noticed: float, silent: Collection[int], copies: Copies
-    ) -> None:
-        super().__init__(died, step, noticed)
+        self, died: Mapping[int, float], step: int, noticed: float, doomed: Collection[int], silent: Collection[int],
+        copies: Copies,
+    ) -> None:  # fmt: skip
+        super().__init__(died, step, noticed, doomed)
         self.silent, self.copies = silent, copies
 
 
@@ -141,9 +142,8 @@ class Salvage:
                 self._fence(at, time.monotonic() - heard)
         if self.lost:
             silent = set(self.connections) - self.handed
-            lost = self.lost | (self.doomed - self.handed)
-            died = {rank: self.died.get(rank, self.noticed) for rank in lost}
-            raise PartsLost(died, self.step + 1, self.noticed, silent, self.copies)
+            died = {rank: self.died[rank] for rank in self.lost}
+            raise PartsLost(died, self.step + 1, self.noticed, self.doomed - self.handed, silent, self.copies)
         if self.failures:
             raise self.cause(self.failures)
 
