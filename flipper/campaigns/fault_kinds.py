@@ -21,9 +21,9 @@ def fault_of(document: Mapping[str, Any]) -> str:
     tables = [document.get("campaign"), document.get("axes"), *(parts if isinstance(parts, list) else ())]
     given = [table["fault"] for table in tables if isinstance(table, dict) and "fault" in table]
     given = [fault[0] if isinstance(fault, list) and len(fault) == 1 else fault for fault in given]
-    for wrong in (fault for fault in given if fault not in FAULTS):
-        several = "; bits that flip and ranks that die are campaigns of their own" if isinstance(wrong, list) else ""
-        raise UsageError(f"campaign.fault must be {' or '.join(map(repr, FAULTS))}, not {wrong!r}{several}")
+    if wrong := [fault for fault in given if fault not in FAULTS]:
+        several = "; bits that flip and ranks that die are campaigns of their own" if isinstance(wrong[0], list) else ""
+        raise UsageError(f"campaign.fault must be {' or '.join(map(repr, FAULTS))}, not {wrong[0]!r}{several}")
     if len(set(given)) > 1:
         raise UsageError(f"fault is {given[0]!r} and {given[-1]!r}: one kind in a campaign; make two files of it")
     return str(given[0]) if given else BIT_FLIP

@@ -43,8 +43,6 @@ def test_what_the_file_says_is_what_the_spec_holds(tmp_path: Path) -> None:
 
 
 def test_a_record_gives_the_same_spec_again(tmp_path: Path) -> None:
-    import json
-
     spec = read_spec(written(tmp_path, WHOLE))
     assert Spec.from_record(json.loads(json.dumps(spec.record()))) == spec
 
