@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell, canonical, cells_of
-from flipper.campaigns.spec import Spec
+from flipper.campaigns.spec import Spec, read_spec
+from flipper.campaigns.store import trials_there
 from flipper.checkpoints.output import atomic_output
 from flipper.errors import DAMAGED, OutputError, UsageError
 
@@ -91,6 +93,18 @@ def open_campaign(path: Path) -> Campaign:
         raise UsageError(f"{path} is no campaign's folder: it has no campaign.json; `campaign run` makes one") from None
     except DAMAGED as error:
         raise UsageError(f"{folder.campaign} is damaged: {error}") from error
+
+
+def campaign_of(spec: Path, out: Path | None = None, changes: Sequence[str] = ()) -> Campaign:
+    """The campaign of a TOML file in its folder, which is made, or brought up to date where more is asked for now.
+
+    out: the folder; without it, of the spec's name. changes: keys to replace, such as "axes.count=1,10".
+    Raises UsageError for what the spec doesn't make sense of or what contradicts trials that are there, OutputError.
+    """
+    asked = read_spec(spec, changes)
+    folder = Folder(out or Path(asked.name))
+    of_shards: Counter[int] = sum(map(trials_there, folder.shards), Counter())
+    return settle(asked, folder.path, trials_there(folder.results()) | of_shards)
 
 
 def settle(spec: Spec, path: Path, finished: Mapping[int, int]) -> Campaign:

@@ -1,32 +1,18 @@
-"""campaign_of: the campaign that a spec asks for; run_campaign: run what it still lacks, on any executor."""
+"""run_campaign: run what a campaign still lacks, on any executor."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from flipper.campaigns.coordinator import Coordinator, Progress
 from flipper.campaigns.engines import Engine
-from flipper.campaigns.folder import Campaign, Folder, settle
+from flipper.campaigns.folder import Campaign, Folder
 from flipper.campaigns.scratch import scratch
-from flipper.campaigns.spec import read_spec
-from flipper.campaigns.store import Store, trials_there
+from flipper.campaigns.store import Store
 from flipper.errors import UsageError
 from flipper.training.recipes import user
-
-
-def campaign_of(spec: Path, out: Path | None = None, changes: Sequence[str] = ()) -> Campaign:
-    """The campaign of a TOML file in its folder, which is made, or brought up to date where more is asked for now.
-
-    out: the folder; without it, of the spec's name. changes: keys to replace, such as "axes.count=1,10".
-    Raises UsageError for what the spec doesn't make sense of or what contradicts trials that are there, OutputError.
-    """
-    asked = read_spec(spec, changes)
-    folder = Folder(out or Path(asked.name))
-    of_shards: Counter[int] = sum(map(trials_there, folder.shards), Counter())
-    return settle(asked, folder.path, trials_there(folder.results()) | of_shards)
 
 
 def run_campaign(

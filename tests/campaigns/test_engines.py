@@ -60,7 +60,8 @@ MPI_POOL = """
 from pathlib import Path
 from mpi4py.futures import MPIPoolExecutor
 from flipper.campaigns.engines import Engine
-from flipper.campaigns.run import campaign_of, run_campaign
+from flipper.campaigns.folder import campaign_of
+from flipper.campaigns.run import run_campaign
 
 if __name__ == "__main__":
     with MPIPoolExecutor() as pool:

@@ -11,8 +11,8 @@ from campaign_processes import stored
 
 from flipper.campaigns.cells import cells_of
 from flipper.campaigns.engines import open_engine
-from flipper.campaigns.folder import open_campaign
-from flipper.campaigns.run import campaign_of, run_campaign
+from flipper.campaigns.folder import campaign_of, open_campaign
+from flipper.campaigns.run import run_campaign
 from flipper.errors import UsageError
 
 SPEC = """

@@ -42,8 +42,7 @@ def existing(where: Path) -> Campaign:
 
 def asked(where: Path, out: Path | None, changes: Sequence[str]) -> Campaign:
     """The campaign that a spec asks for, settled in its folder; a folder alone means what it says itself."""
-    from flipper.campaigns.folder import open_campaign
-    from flipper.campaigns.run import campaign_of
+    from flipper.campaigns.folder import campaign_of, open_campaign
 
     if where.is_dir():
         if changes or out is not None:
