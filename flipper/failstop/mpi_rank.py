@@ -30,11 +30,12 @@ def main(address: str) -> None:
     try:
         tell_process(folder)  # mpirun has given each rank a process group of its own
         connection = Client(address, family="AF_UNIX", authkey=os.environb[KEY])
-    except (FileNotFoundError, ConnectionRefusedError):  # the launching process has ended meanwhile
-        os._exit(1)
-    ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
-    connection.send(Hello(rank, os.getpid(), ulfm))
-    job = connection.recv()
+        ulfm = hasattr(MPI.Comm, "Revoke") and _works(MPI)
+        connection.send(Hello(rank, os.getpid(), ulfm))
+        job = connection.recv()
+    except (EOFError, OSError):  # the launching process has ended meanwhile
+        end_alone(folder)
+        return
     threading.Thread(target=_end_with, args=(connection, folder), daemon=True).start()
     try:
         import_module("flipper.training.preload")  # threads and determinism, before torch is used

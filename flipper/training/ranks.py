@@ -30,6 +30,22 @@ Emit = Callable[[Event], None]
 _PID: Final = "pid-"
 """What the name of the file begins with by which a rank tells the others its process."""
 
+_END_ALL: Final = f"""
+mv "$0" "$0-ended"
+for told in "$0-ended/{_PID}"*; do
+    told=${{told##*/{_PID}}} pid=${{told%-*}}
+    read -r stat < "/proc/$pid/stat" && set -- ${{stat##*) }} || continue
+    [ "${{20}}" = "${{told#*-}}" ] && kill -s KILL -- "-$pid"
+done
+rm -rf "$0-ended" || {{ sleep 1; rm -rf "$0-ended"; }}
+"""
+"""For sh: end the ranks that have told their processes in the folder $0 and still run, and remove it.
+
+By when each process started, since numbers are used again. Renamed at first: a rank that has not told its process by
+then finds no folder, and ends. One that has may hang, for torch's FileStore keeps Python's lock while it waits for a
+folder that is gone, and is killed here.
+"""
+
 _TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets, and users' other tools set in part."""
 
@@ -128,30 +144,25 @@ def tell_process(folder: Path) -> None:
 
     Raises FileNotFoundError when that one has ended, and the folder with it.
     """
-    (folder / f"{_PID}{os.getpid()}-{started_at(os.getpid())}").touch()
+    told = folder / f"{_PID}{os.getpid()}-{started_at(os.getpid())}"
+    told.touch()
+    told.stat()  # a folder that is just being renamed would take it, unseen by the one that ends all
 
 
 def end_alone(folder: Path | None) -> None:
     """End this rank, and what its recipe has started, where nobody is left to end it.
 
-    Nor does anybody stay: not a rank that is stopped, which can't end itself, nor the folder of all. Each rank has that
-    done by a process of its own: ranks end each other on the way, and a stop may strike in the midst of it.
+    Nor does anybody stay: not a rank that can't end itself, as one that is stopped, nor the folder of all. Each rank
+    has that done by a process of its own: ranks end each other on the way, and a stop may strike in the midst of it.
     """
     try:
         if folder is not None:
-            end_all = 'kill -s KILL -- "$@"; rm -rf "$0" || { sleep 1; rm -rf "$0"; }'
             subprocess.Popen(
-                ["/bin/sh", "-c", end_all, folder, *_groups(folder)],
+                ["/bin/sh", "-c", _END_ALL, folder],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-    finally:  # whatever comes up: another may have removed the folder meanwhile
+    finally:  # whatever comes up
         os.killpg(0, signal.SIGKILL)  # the group is this rank's own
-
-
-def _groups(folder: Path) -> list[str]:
-    """Of the ranks that have told their processes there and still run; numbers of processes are used again."""
-    told = [path.name.removeprefix(_PID).partition("-") for path in folder.glob(f"{_PID}*")]
-    return [f"-{pid}" for pid, _, started in told if started and started_at(int(pid)) == started]
 
 
 def _redirect(log: str | None) -> None:

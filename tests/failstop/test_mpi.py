@@ -105,8 +105,34 @@ def test_an_mpirun_that_knows_no_ulfm_is_told(monkeypatch: pytest.MonkeyPatch, t
 
 
 def words_of(pid: str) -> list[str]:
-    """Of a process's command line."""
-    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    """Of a process's command line; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_launcher_that_is_killed_before_its_ranks_are_ready(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:2", "-q"]
+    mark = f"FLIPPER_TEST={tmp_path}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    try:
+        wait_for(lambda: folders_of_ranks(mark))
+        (folder,) = folders_of_ranks(mark)
+        wait_for(lambda: list(folder.glob("pid-*")))
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not marked(mark))
+    assert not folder.exists()
+
+
+def folders_of_ranks(mark: str) -> set[Path]:
+    """Where the ranks that have been started meet."""
+    found = [words_of(pid) for pid in marked(mark)]
+    return {Path(words[-1]).parent for words in found if words[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
 
 
 @pytest.mark.slow

@@ -226,9 +226,32 @@ def test_a_rank_whose_launcher_is_gone_ends_the_others_but_no_process_that_has_t
     assert wait_until(lambda: not list(tmp_path.iterdir()))
 
 
-def alone(folder: Path, call: str) -> tuple[int, str, str]:
+def test_a_rank_that_tells_its_process_last_is_ended_by_the_others_though_it_hangs(tmp_path: Path) -> None:
+    """Right before the folder goes. It keeps Python's lock, as FileStore does while it waits for such a folder, so that
+    no thread of its own can end it."""
+    (folder := tmp_path / "ranks").mkdir()
+    asked, told = tmp_path / "asked", tmp_path / "told"
+    (mv := tmp_path / "mv").write_text(
+        f"#!/bin/sh\ntouch {asked}; while [ ! -e {told} ]; do sleep 0.02; done; exec /bin/mv \"$@\"\n", "ascii"
+    )
+    mv.chmod(0o755)
+    late = (
+        "import ctypes, os, time; from pathlib import Path; from flipper.training.ranks import tell_process\n"
+        f"while not Path({str(asked)!r}).exists(): time.sleep(0.02)\n"
+        f"tell_process(Path({str(folder)!r})); Path({str(told)!r}).touch(); ctypes.PyDLL(None).sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", late], env=environment, start_new_session=True) as rank:
+        code, _, _ = alone(folder, "os.setsid(); ranks.end_alone(folder)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+        ended = wait_until(lambda: not alive(rank.pid), 30)
+        rank.kill()
+    assert (code, ended) == (-signal.SIGKILL, True)
+    assert wait_until(lambda: not list(tmp_path.glob("ranks*")))
+
+
+def alone(folder: Path, call: str, **environ: str) -> tuple[int, str, str]:
     """The exit code and what is printed of a process that makes this call."""
     text = f"import os, pathlib; from flipper.training import ranks; folder = pathlib.Path({str(folder)!r}); {call}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
     return done.returncode, done.stdout, done.stderr
