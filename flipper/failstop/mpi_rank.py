@@ -15,7 +15,7 @@ from typing import Any
 from flipper.errors import FlipperError, TrainingError
 from flipper.failstop.messages import Hello
 from flipper.failstop.mpirun import KEY
-from flipper.training.ranks import Failure, Place, end_alone, one_line, tell_process
+from flipper.training.ranks import Failure, Place, end_alone, one_line, sender, tell_process
 
 
 def main(address: str) -> None:
@@ -37,6 +37,7 @@ def main(address: str) -> None:
         end_alone(folder)
         return
     threading.Thread(target=_end_with, args=(connection, folder), daemon=True).start()
+    send = sender(connection, folder)
     try:
         import_module("flipper.training.preload")  # threads and determinism, before torch is used
         import torch
@@ -47,14 +48,14 @@ def main(address: str) -> None:
         torch.set_num_threads(1)
         place = Place(rank, world, "cpu", "mpi://", job.train.timeout, rank, world)
         kind = MpiLeaver if job.peer_copies else MpiSurvivor
-        survivor = kind(place, connection.send, job.kills, job.recovery)
-        run_through(job, survivor, connection.send, time.monotonic(), lambda: survivor)
+        survivor = kind(place, send, job.kills, job.recovery)
+        run_through(job, survivor, send, time.monotonic(), lambda: survivor)
         survivor.end()
     except BaseException as error:
         known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))
-        connection.send(Failure(known, traceback.format_exc(), time.monotonic()))
+        send(Failure(known, traceback.format_exc(), time.monotonic()))
     else:
-        connection.send("done")
+        send("done")
     sys.stderr.flush()
     os._exit(0)
 

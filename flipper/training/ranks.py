@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
 from flipper.training.processes import started_at
@@ -99,21 +99,34 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
     except FileNotFoundError:  # the launching process has ended, and its folder with it, before this one was forked
         os._exit(1)
     threading.Thread(target=_exit_with_parent, args=(place.folder,), daemon=True).start()
+    send = sender(connection, place.folder)
     try:
         _set_up(place)
-        body(place, connection.send)
+        body(place, send)
         _meet()
     except BaseException as error:
         known = error if isinstance(error, FlipperError) else TrainingError(one_line(error))
-        connection.send(Failure(known, traceback.format_exc(), time.monotonic()))
+        send(Failure(known, traceback.format_exc(), time.monotonic()))
     else:
-        connection.send("done")
+        send("done")
     connection.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Taking the group down may deadlock: gloo's thread waits for Python's lock to free a tensor, and the one that holds
     # it for that thread (seen with torch 2.13 under load). The process's end takes all down.
     os._exit(0)
+
+
+def sender(connection: Connection, folder: Path | None) -> Callable[[Any], None]:
+    """How a rank tells the launching process something; when that is gone, the rank ends as end_alone says."""
+
+    def send(message: object) -> None:
+        try:
+            connection.send(message)
+        except ConnectionError:
+            end_alone(folder)
+
+    return send
 
 
 def one_line(error: BaseException, *where: str) -> str:

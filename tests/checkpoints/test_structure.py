@@ -51,7 +51,7 @@ def identity(node):
     return (type(node).__name__, node)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(trees)
 def test_every_tree_comes_back_equal_in_value_type_and_order(tree):
     record = encode(tree)
@@ -157,7 +157,7 @@ almost = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text() | trees.map(lambda tree: encode(tree)[:-1]) | almost.map(json.dumps))
 def test_no_text_brings_out_another_error(record):
     with contextlib.suppress(CheckpointError):

@@ -104,7 +104,7 @@ def on_terminal(*arguments, out=True, err=True, cwd=None, command=None, **enviro
             texts[master] += piece
             if not piece:
                 waiting.discard(master)
-    code = process.wait(timeout=10)
+    code = process.wait(timeout=60)
     for master in masters:
         os.close(master)
     return code, *(texts[master].decode().replace("\r\n", "\n") for master in masters)

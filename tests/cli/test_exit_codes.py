@@ -188,13 +188,13 @@ def test_a_signal_ends_it_quietly_without_temporary_files(slow, tmp_path, number
         [*COMMAND, *slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup the tests themselves ignore SIGHUP
     )  # fmt: skip
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not any(".tmp" in name for name in os.listdir(tmp_path)):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (128 + number, b"", b"")
     assert os.listdir(tmp_path) == ["big"]
 

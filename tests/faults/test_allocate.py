@@ -23,7 +23,7 @@ GROUPS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, 
 
 
 @pytest.mark.parametrize("batch", [1, 4, 1 << 18])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, groups=GROUPS, share=st.floats(0, 1))
 def test_counts_are_those_of_one_fault_after_the_other(batch, seed, groups, share):
     capacities = [capacity for capacity, _ in groups]

@@ -56,7 +56,7 @@ def test_binomial_is_the_exact_inverse_for_every_uniform(trials, probability):
     _assert_inverts(lambda uniform: binomial(Fixed(uniform), trials, p), masses)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trials=st.integers(1, 30), p=PROBABILITIES)
 def test_binomial_is_the_exact_inverse_for_any_probability(trials, p):
     masses = [comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(trials + 1)]
@@ -72,7 +72,7 @@ def test_poisson_is_the_exact_inverse_for_every_uniform(mean):
     _assert_inverts(lambda uniform: poisson(Fixed(uniform), mean), [weight / total for weight in weights])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(uniform=UNIFORMS, trials=st.integers(0, 2000), ends=st.tuples(PROBABILITIES, PROBABILITIES))
 def test_binomial_never_falls_as_the_probability_rises(uniform, trials, ends):
     low, high = (binomial(Fixed(uniform), trials, p) for p in sorted(ends))
@@ -82,7 +82,7 @@ def test_binomial_never_falls_as_the_probability_rises(uniform, trials, ends):
 MEANS = st.fractions(0, 2000, max_denominator=1000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(uniform=UNIFORMS, ends=st.tuples(MEANS, MEANS))
 def test_poisson_never_falls_as_the_mean_rises(uniform, ends):
     low, high = (poisson(Fixed(uniform), mean) for mean in sorted(ends))

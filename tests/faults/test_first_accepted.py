@@ -53,7 +53,7 @@ def _expected(seed, size, n, key, passes):
 
 @pytest.mark.usefixtures("_batches")
 class TestAgainstTheReference:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         seed=SEEDS,
         size=st.integers(1, 300),

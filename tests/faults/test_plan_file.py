@@ -150,7 +150,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.one_of(JSON.map(json.dumps), st.lists(JSON.map(json.dumps), max_size=3).map("\n".join), st.text()))
 def test_nothing_but_flippers_errors_comes_out(checkpoint, text):
     try:

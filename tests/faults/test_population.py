@@ -126,7 +126,7 @@ def touched(tensor, flat):
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 18])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensors=clusters())
 def test_shares_are_those_of_byte_after_byte(block, tensors):
     with pytest.MonkeyPatch.context() as patch:

@@ -140,7 +140,7 @@ def copied_whole(reader: int, writer: int) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_blocks_of_any_size_give_the_bytes_of_one_fault_at_a_time(
     data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

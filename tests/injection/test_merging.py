@@ -41,7 +41,7 @@ def mixed(faults: list[tuple[int, int, int, int]]) -> bool:
     return False
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(faults=FAULTS, before=st.lists(BYTE, min_size=6, max_size=6))
 def test_merged_faults_do_what_they_do_one_after_the_other(
     faults: list[tuple[int, int, int, int]], before: list[int]
@@ -60,7 +60,7 @@ def test_merged_faults_do_what_they_do_one_after_the_other(
     assert after.tolist() == in_order(before, faults)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(faults=FAULTS)
 def test_flips_alone_cancel_in_pairs(faults: list[tuple[int, int, int, int]]) -> None:
     flips = [(flat, FLIP, mask, 0) for flat, _, mask, _ in faults]

@@ -43,7 +43,7 @@ def test_one_chip_has_nothing_to_wait_for():
     assert seconds(plan(Mesh.parse("1x1"), "ring"), 10e6, LINKS) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes())
 def test_each_step_takes_its_longest_way_and_its_busiest_link(mesh):
     for schedule in forms(mesh, "ring"):

@@ -24,13 +24,13 @@ def check(mesh: Mesh, found: Cycle) -> None:
         assert abs(row - down) + abs(column - right) == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(meshes(most=9))
 def test_every_survivor_is_visited_once_and_no_link_is_shared(mesh):
     check(mesh, cycle(mesh))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(most=5))
 def test_all_hops_are_to_neighbours_wherever_that_is_possible(mesh):
     found = cycle(mesh)

@@ -23,7 +23,7 @@ def all_forms(mesh):
         assert len(columns) == mesh.columns
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(meshes(most=5))
 def test_every_survivor_ends_with_every_vector_exactly_once(mesh):
     for schedule in all_forms(mesh):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -74,6 +75,13 @@ def chatter(place: Place, emit: Emit) -> None:
 def sleep_long(place: Place, emit: Emit) -> None:
     report(place, emit)
     time.sleep(600)
+
+
+def start_and_report(place: Place, emit: Emit) -> None:
+    assert place.folder is not None
+    started = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (place.folder.parent / "started").write_text(str(started.pid), "ascii")
+    report(place, emit)
 
 
 def _wait_for_others() -> None:

@@ -215,7 +215,7 @@ def test_a_rank_whose_launcher_is_gone_ends_the_others_but_no_process_that_has_t
     tmp_path: Path,
 ) -> None:
     (folder := tmp_path / "ranks").mkdir()
-    sleep = [sys.executable, "-c", "import time; time.sleep(30)"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(sleep, start_new_session=True) as rank, subprocess.Popen(sleep, process_group=0) as other:
         (folder / f"pid-{rank.pid}-{Path(f'/proc/{rank.pid}/stat').read_text('ascii').split()[21]}").touch()
         (folder / f"pid-{other.pid}-1").touch()
@@ -224,6 +224,22 @@ def test_a_rank_whose_launcher_is_gone_ends_the_others_but_no_process_that_has_t
         other.kill()
     assert (ended, left) == (-signal.SIGKILL, None)
     assert wait_until(lambda: not list(tmp_path.iterdir()))
+
+
+def test_what_a_recipe_has_started_ends_with_a_rank_that_finds_its_launcher_gone(tmp_path: Path) -> None:
+    """When it has something to tell, which may be before its own watch has noticed."""
+    (folder := tmp_path / "ranks").mkdir()
+    call = (
+        "import multiprocessing, rank_bodies; ours, theirs = multiprocessing.Pipe(False); ours.close()\n"
+        "place = ranks.Place(0, 1, 'cpu', f'file://{folder}/meet', 60, 0, 1)\n"
+        "ranks.rank_main(rank_bodies.start_and_report, place, theirs, None)"
+    )
+    done = alone(folder, call)
+    assert done[0] == -signal.SIGKILL
+    assert "Traceback" not in done[2]
+    started = int((folder.parent / "started").read_text("ascii"))
+    assert wait_until(lambda: not alive(started))
+    assert wait_until(lambda: not list(tmp_path.glob("ranks*")))
 
 
 def test_a_rank_that_tells_its_process_last_is_ended_by_the_others_though_it_hangs(tmp_path: Path) -> None:
