@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Final
 
 from flipper.errors import EndedError, FlipperError, HangError, StartError, TrainingError
-from flipper.training.processes import is_stopped
+from flipper.training.processes import is_stopped, started_at
 from flipper.training.ranks import Body, Emit, Failure, Place, rank_main
 from flipper.training.spec import Event
 
@@ -363,15 +363,20 @@ def _manner(exitcode: int | None) -> str:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Kill the ranks that still run, and what their recipes have started: each leads a process group.
+    """Kill the ranks that still run, and what the recipes of all that did not end well have started.
 
-    One that is stopped, or waits for a lost one, heeds nothing else.
+    Each leads a process group. One that is stopped, or waits for a lost one, heeds nothing else.
     """
     for process in processes:
-        if process.exitcode is None and process.pid is not None:
-            with suppress(ProcessLookupError, PermissionError):  # it may not lead one yet
+        if process.pid is not None and process.exitcode != 0 and not _is_anothers(process):
+            with suppress(ProcessLookupError, PermissionError):  # it may not lead one yet, or nothing is left of it
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
     for process in processes:
         process.join()
         process.close()
+
+
+def _is_anothers(process: BaseProcess) -> bool:
+    """Whether this process has ended, and its number is used again; not while any of its group is left."""
+    return process.exitcode is not None and started_at(process.pid) != ""

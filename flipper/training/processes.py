@@ -8,7 +8,7 @@ def is_stopped(pid: int | None) -> bool:
     return stat(pid)[:1] in (["T"], ["t"])
 
 
-def started_at(pid: int) -> str:
+def started_at(pid: int | None) -> str:
     """When a process started, in the kernel's ticks since the machine's start; "" where that can't be seen."""
     return (stat(pid) or [""] * 20)[19]
 

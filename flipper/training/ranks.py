@@ -34,16 +34,19 @@ _END_ALL: Final = f"""
 mv "$0" "$0-ended"
 for told in "$0-ended/{_PID}"*; do
     told=${{told##*/{_PID}}} pid=${{told%-*}}
-    read -r stat < "/proc/$pid/stat" && set -- ${{stat##*) }} || continue
-    [ "${{20}}" = "${{told#*-}}" ] && kill -s KILL -- "-$pid"
+    if read -r stat < "/proc/$pid/stat"; then
+        set -- ${{stat##*) }}
+        [ "${{20}}" = "${{told#*-}}" ] || continue
+    fi
+    kill -s KILL -- "-$pid"
 done
 rm -rf "$0-ended" || {{ sleep 1; rm -rf "$0-ended"; }}
 """
-"""For sh: end the ranks that have told their processes in the folder $0 and still run, and remove it.
+"""For sh: end the ranks that have told their processes in the folder $0, and what they have started; remove it.
 
-By when each process started, since numbers are used again. Renamed at first: a rank that has not told its process by
-then finds no folder, and ends. One that has may hang, for torch's FileStore keeps Python's lock while it waits for a
-folder that is gone, and is killed here.
+But for those whose numbers other processes have by now, which is seen by when these started. Renamed at first: a rank
+that has not told its process by then finds no folder, and ends. One that has may hang, for torch's FileStore keeps
+Python's lock while it waits for a folder that is gone, and is killed here.
 """
 
 _TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -100,6 +103,7 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
         os._exit(1)
     threading.Thread(target=_exit_with_parent, args=(place.folder,), daemon=True).start()
     send = sender(connection, place.folder)
+    code = 1
     try:
         _set_up(place)
         body(place, send)
@@ -109,12 +113,13 @@ def rank_main(body: Body, place: Place, connection: Connection, log: str | None)
         send(Failure(known, traceback.format_exc(), time.monotonic()))
     else:
         send("done")
+        code = 0
     connection.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Taking the group down may deadlock: gloo's thread waits for Python's lock to free a tensor, and the one that holds
     # it for that thread (seen with torch 2.13 under load). The process's end takes all down.
-    os._exit(0)
+    os._exit(code)
 
 
 def sender(connection: Connection, folder: Path | None) -> Callable[[Any], None]:

@@ -79,9 +79,21 @@ def sleep_long(place: Place, emit: Emit) -> None:
 
 def start_and_report(place: Place, emit: Emit) -> None:
     assert place.folder is not None
-    started = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (place.folder.parent / "started").write_text(str(started.pid), "ascii")
+    _start(place.folder.parent)
     report(place, emit)
+
+
+def start_and_fail(folder: Path, place: Place, emit: Emit) -> None:
+    _start(folder)
+    if place.rank == 0:
+        raise ValueError("no more")
+    time.sleep(600)
+
+
+def _start(folder: Path) -> None:
+    """Something that goes on for ten minutes; its number is the name of a file."""
+    started = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (folder / str(started.pid)).touch()
 
 
 def _wait_for_others() -> None:

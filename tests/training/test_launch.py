@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -237,9 +238,27 @@ def test_what_a_recipe_has_started_ends_with_a_rank_that_finds_its_launcher_gone
     done = alone(folder, call)
     assert done[0] == -signal.SIGKILL
     assert "Traceback" not in done[2]
-    started = int((folder.parent / "started").read_text("ascii"))
-    assert wait_until(lambda: not alive(started))
+    (started,) = (path.name for path in tmp_path.iterdir() if path.name.isdecimal())
+    assert wait_until(lambda: not alive(int(started)))
     assert wait_until(lambda: not list(tmp_path.glob("ranks*")))
+
+
+def test_what_a_rank_has_started_ends_with_it_when_it_fails(tmp_path: Path) -> None:
+    """Itself it has ended by then, and leads its process group no more."""
+    with pytest.raises(TrainingError, match="no more"):
+        run(functools.partial(rank_bodies.start_and_fail, tmp_path), 2)
+    assert wait_until(lambda: not any(alive(int(path.name)) for path in tmp_path.iterdir()))
+
+
+def test_what_a_rank_that_has_ended_had_started_is_ended_by_the_others(tmp_path: Path) -> None:
+    (folder := tmp_path / "ranks").mkdir()
+    command = ["sh", "-c", "sleep 600 > /dev/null & echo $!"]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
+    started = int(leader.communicate()[0])
+    (folder / f"pid-{leader.pid}-1").touch()
+    assert alive(started)
+    assert alone(folder, "os.setsid(); ranks.end_alone(folder)")[0] == -signal.SIGKILL
+    assert wait_until(lambda: not alive(started))
 
 
 def test_a_rank_that_tells_its_process_last_is_ended_by_the_others_though_it_hangs(tmp_path: Path) -> None:
