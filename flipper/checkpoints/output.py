@@ -33,7 +33,7 @@ def atomic_output(
     the block raises, nothing is left behind and what was there before is as it was.
     """
     target = Path(path)
-    _check_target(target, force, directory)
+    check_target(target, force, directory)
     temporary = target.parent / f".flipper-{os.urandom(6).hex()}.tmp"
     try:
         with writing(target):
@@ -41,7 +41,7 @@ def atomic_output(
             yield temporary
             if sync:
                 _sync(temporary)
-            _check_target(target, force, directory)
+            check_target(target, force, directory)
             _replace(temporary, target)
             if sync:
                 _flush(target.parent)
@@ -66,7 +66,8 @@ def writing(target: Path) -> Iterator[None]:
         raise OutputError(f"{target} can't be written: {_cause(error)}") from error
 
 
-def _check_target(target: Path, force: bool, directory: bool) -> None:
+def check_target(target: Path, force: bool, directory: bool) -> None:
+    """Raise OutputError where `target` can't be written, or be replaced without `force`. directory: it is to be one."""
     if target.name in ("", ".."):
         raise OutputError(f"{str(target)!r} names no {'directory' if directory else 'file'} to write")
     if not target.parent.is_dir():

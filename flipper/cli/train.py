@@ -33,7 +33,11 @@ AUTO: Final = "auto"
 
 def _steps(context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
     """A number of steps, or `auto`."""
-    return value if value in (None, AUTO) else click.IntRange(1)(value, option, context)
+    if value is None or value == AUTO:
+        return value
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise click.BadParameter(f"{value!r} is neither a whole number from 1 nor {AUTO!r}", context, option)
+    return int(value)
 
 
 @click.command(short_help="Train a recipe, or resume it, in one parallel layout.")
@@ -82,7 +86,7 @@ def _steps(context: click.Context, option: click.Parameter, value: str | None) -
     "--recovery", type=click.Choice(["restart", "rollback", "lossy"]), help="How training goes on when a rank dies."
 )
 @click.option(
-    "--min-ranks", type=click.IntRange(1), metavar="N", help="End the run where fewer ranks are left.  [default: 1]"
+    "--min-ranks", type=click.IntRange(1), metavar="N", help="End it with fewer survivors left.  [default: 1]"
 )
 @click.option(
     "--peer-copies", type=click.IntRange(0), metavar="N", help="Copies of each rank's state in others' memory."

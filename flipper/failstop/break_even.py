@@ -132,6 +132,8 @@ def _interval(difference: Difference, rows: Numbers, logs: Numbers, sign: float)
 
 def _constant(difference: Difference, rows: Numbers, means: Numbers) -> str:
     """What there is to say without a crossing."""
+    if np.isnan(means).all():
+        return "not known: at no MTBF of the sweep have both come to their end"
     told = [mean for mean in means if not np.isnan(mean) and mean != 0]
     if not told:
         return "no difference at any MTBF of the sweep"

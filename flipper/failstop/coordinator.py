@@ -28,12 +28,13 @@ class RankLost(Exception):
     """Ranks died, and the run is to be restarted.
 
     died: rank -> when, CLOCK_MONOTONIC in seconds. step: the one under way. noticed: when the first loss was. doomed:
-    ranks that die at the same point as these, and are lost with them, seen or not.
+    ranks that have come to the point of their kill, as these or at the same one, and are lost with them, seen or not.
     """
 
     def __init__(self, died: Mapping[int, float], step: int, noticed: float, doomed: Collection[int]) -> None:
         super().__init__(died, step, noticed, doomed)
         self.died, self.step, self.noticed = {**dict.fromkeys(doomed, noticed), **died}, step, noticed
+        self.doomed = frozenset(doomed)
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Coordinator:
             if self.failures and self.job.recovery == "restart":  # ranks failed that waited, to begin, for one stopped
                 self._fence(set(at), math.inf)
             if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
-                raise self.ranks.cause(self.failures)  # no death has come to light that would be the cause
+                raise self.ranks.cause({**self.failures, **dict.fromkeys(self.untold)})  # a death comes before them
             if not done or self.stage == "joining":  # who joined last may be heard only when another one is done
                 self._go_on(time.monotonic() - heard)
 
@@ -205,5 +206,11 @@ def heard_from(at: dict[int, Connection], seconds: float) -> Iterator[tuple[int,
 
 def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:
     """The error for fewer survivors than --min-ranks."""
-    lost = ", ".join(map(str, sorted(died)))
-    return TrainingError(f"rank {lost} died, and {left} of {ranks} ranks are left: fewer than --min-ranks {least}")
+    return TrainingError(
+        f"{ranks_named(died)} died, and {left} of {ranks} ranks are left: fewer than --min-ranks {least}"
+    )
+
+
+def ranks_named(ranks: Collection[int]) -> str:
+    """As "rank 2" or "ranks 0, 2"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

@@ -12,7 +12,8 @@ from flipper.errors import UsageError
 
 _FORM: Final = re.compile(
     r"rank:(?P<rank>\d{1,9})@(?:step:(?P<step>\d{1,9})(?::bucket:(?P<bucket>\d{1,9}))?|recovery:(?P<recovery>\d{1,9}))"
-    r"(?:,signal:(?P<signal>[A-Z]+))?"
+    r"(?:,signal:(?P<signal>[A-Z]+))?",
+    re.ASCII,
 )
 SIGNALS: Final = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 LEAST_SHAPE: Final = 0.01
@@ -65,8 +66,8 @@ def check(kills: Sequence[Kill], ranks: int, come_back: bool = False) -> None:
             raise UsageError(f"--kill {kill}: there is no such rank; the layout has ranks 0 to {ranks - 1}")
         if kill.rank in victims and (not come_back or (kill.rank, kill.step) in steps):
             raise UsageError(f"--kill {kill}: rank {kill.rank} is killed twice; it dies only once")
-        if kill.step == 0:
-            raise UsageError(f"--kill {kill}: the first step is 1")
+        if kill.step == 0 or kill.recovery == 0:
+            raise UsageError(f"--kill {kill}: the first step is 1, and so is the first recovery")
         victims.add(kill.rank)
         steps.add((kill.rank, kill.step))
     if len(victims) == ranks and not come_back:

@@ -121,9 +121,10 @@ def _keeping_copies(
 
 
 def _check_kills(kills: Iterable[Kill], first: int, last: int) -> None:
+    has = f"the steps {first} to {last}" if first <= last else "none"
     for kill in kills:
         if kill.step is not None and not first <= kill.step <= last:
-            raise UsageError(f"--kill {kill}: there is no such step; this run has the steps {first} to {last}")
+            raise UsageError(f"--kill {kill}: there is no such step; this run has {has}")
 
 
 def _set_up(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper.errors import FlipperError, TrainingError, UsageError
-from flipper.failstop.coordinator import Coordinator, RankLost
+from flipper.failstop.coordinator import Coordinator, RankLost, ranks_named
 from flipper.failstop.kills import Kill
 from flipper.failstop.salvage import Boxes, PartsLost, Salvage, all_gone, newest
 from flipper.failstop.spec import FailstopSpec
@@ -114,9 +114,9 @@ class _Launches:
                     self._tell(death)
                     self.fruitless = 0 if self.stepped else self.fruitless + 1
                     if self.fruitless == MOST_FRUITLESS:
-                        ranks = ", ".join(map(str, sorted(death.died)))
-                        raise TrainingError(f"rank {ranks} died, before the first step like those before it: given up"
-                                            ) from None  # fmt: skip
+                        raise TrainingError(
+                            f"{ranks_named(death.died)} died, before the first step like those before it: given up"
+                        ) from None
                     self.job = self._restarted(death)
         finally:
             self._keep_boxes(0)
@@ -180,7 +180,7 @@ class _Launches:
     def _tell_recovered(self, lost: float) -> None:
         source = "peers" if self.job.copies else "beginning" if self.job.train.resume is None else "checkpoint"
         self.follow({
-            "event": "recovered", "strategy": "restart", "world_size": self.result.world_size,
+            "event": "recovered", "strategy": "restart", "world_size": self.job.train.parallel.ranks,
             "seconds": time.monotonic() - lost, "step": self.step, "source": source,
         })  # fmt: skip
 
@@ -213,9 +213,12 @@ class _Launches:
 
 
 def _left(kills: tuple[Kill, ...], death: RankLost) -> tuple[Kill, ...]:
-    """The kills that are still to come: a restarted rank may die again, but not by the same kill."""
+    """The kills that are still to come: a restarted rank may die again, but not by the same kill.
+
+    Who has died by something else has its kill before it.
+    """
     first = {kill.rank: kill for kill in sorted(kills, key=lambda kill: kill.step or 0, reverse=True)}
-    return tuple(kill for kill in kills if kill.rank not in death.died or kill != first[kill.rank])
+    return tuple(kill for kill in kills if kill.rank not in death.doomed or kill != first[kill.rank])
 
 
 def _rank(job: FailstopSpec, place: Place, send: Callable[[Any], None]) -> None:

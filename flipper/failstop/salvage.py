@@ -6,14 +6,14 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from flipper.errors import FlipperError, HangError
-from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from
+from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from, ranks_named
 from flipper.failstop.messages import Dying
 from flipper.failstop.spec import Copy
 from flipper.training.launch import GRACE_SECONDS
@@ -88,17 +88,13 @@ def all_gone(silent: Collection[int], ranks: int, count: int) -> str:
     silent: the ranks that are gone. count: how many ranks after it in the ring held each rank's part.
     """
     lost = [rank for rank in sorted(silent) if all((rank + k) % ranks in silent for k in range(count + 1))]
-    parts = f"the part of rank {lost[0]}" if len(lost) == 1 else f"the parts of ranks {_listed(lost)}"
-    said = f"rank{'s' * (len(silent) > 1)} {_listed(silent)} died, and every copy of {parts} of the run with them"
+    parts = f"the part{'s' * (len(lost) > 1)} of {ranks_named(lost)}"
+    said = f"{ranks_named(silent)} died, and every copy of {parts} of the run with them"
     if len(silent) == ranks:
         return f"{said}: what no rank outlives, only a checkpoint keeps (--save DIR --save-every N)"
     needed = max(next(k for k in range(ranks) if (rank + k) % ranks not in silent) for rank in lost)
     them = "it" if len(lost) == 1 else "them"
     return f"{said}: --peer-copies {needed} would have kept {them}, or a checkpoint (--save DIR --save-every N)"
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
 
 
 @dataclass

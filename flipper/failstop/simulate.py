@@ -50,6 +50,8 @@ class SimulationSpec:
     def __post_init__(self) -> None:
         for recovery in self.recoveries:
             one_of("--recovery", recovery, RECOVERIES)
+        if len(set(self.recoveries)) < len(self.recoveries):
+            raise UsageError(f"--recovery {','.join(self.recoveries)}: give each strategy once")
         one_of("--mode", self.mode, MODES)
         check_world(self.world_batch, self.world_rate, self.lost_share)
         if self.workers < 2:

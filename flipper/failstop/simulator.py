@@ -102,6 +102,7 @@ class Simulation:
             least = deaths[-1].bucket if deaths else 0
             deaths.append(Death(failure.worker, max(done, least)))
             if len(self.workers.alive) - len(deaths) < self.min_ranks:
+                self.workers.lose(deaths)
                 raise TrainingError(f"fewer than {self.min_ranks} of {self.workers.count} workers are left")
             noticed = max(failure.time, start) + costs.detect + costs.regroup
             if lossy:

@@ -86,6 +86,12 @@ class FailstopSpec:
         inside = [kill for kill in self.kills if kill.step is None or kill.bucket is not None]
         if inside and not self.overlapped:
             raise UsageError(f"--kill {inside[0]}: under {train.parallel} ranks die before a step, as rank:1@step:20")
+        survivors = self.recovery in ("rollback", "lossy")
+        if not survivors and (never := [kill for kill in self.kills if kill.recovery is not None]):
+            raise UsageError(
+                f"--kill {never[0]}: ranks die in a recovery only where others survive, under --recovery rollback and "
+                "lossy; say a step, as rank:1@step:20"
+            )
         if self.overlapped and "replay" in train.detect:
             raise UsageError("--detect replay takes each step twice, and buckets are applied only once: leave it out")
         if kind == "mpi" and (train.probe_every or "replicas" in train.detect):
@@ -111,7 +117,7 @@ class FailstopSpec:
             )
         if not 0 <= self.peer_copies < ranks:
             raise UsageError(
-                f"--peer-copies {self.peer_copies}: of {ranks} ranks each has {ranks - 1} others to hold its copies"
+                f"--peer-copies {self.peer_copies}: of {ranks} ranks each has {ranks - 1} more to hold its copies"
             )
         if self.peer_copies and self.train.summing.mesh is not None:
             raise UsageError(

@@ -81,13 +81,12 @@ class Workers:
     def step(self, deaths: Sequence[Death] = ()) -> None:
         """One step, in which these workers are lost."""
         run, rules = self.run, self.rules
-        lost = {death.worker for death in deaths}
         numbers = {worker: number for number, worker in enumerate(self.alive)}
         if rules.recovery != "lossy":
-            self.alive = [worker for worker in self.alive if worker not in lost]
+            self.lose(deaths)
             deaths = ()
         if self.timed:
-            self.alive = [worker for worker in self.alive if worker not in lost]
+            self.lose(deaths)
             run.progress = run.progress.advance(run.batches)
             return
         begun = run.progress.batch * run.recipe.batch_size
@@ -99,12 +98,17 @@ class Workers:
         for parameter, gradient in sums.items():
             parameter.grad = gradient
         self._update(total / len(batch) if rules.world_rate == "linear" else 1.0)
-        self.alive = [worker for worker in self.alive if worker not in lost]
+        self.lose(deaths)
         if self.exact:
             self._restore(self._buffers[self.alive[0]])  # the first one's are everyone's when a step ends
         else:
             self._norms.take(self.alive[0])
         run.progress = run.progress.advance(run.batches)
+
+    def lose(self, deaths: Sequence[Death]) -> None:
+        """Have these workers be no more."""
+        lost = {death.worker for death in deaths}
+        self.alive = [worker for worker in self.alive if worker not in lost]
 
     def _places(self, size: int) -> dict[int, range]:
         """Where in a batch of so many samples each worker's lie, as torch.tensor_split cuts it."""

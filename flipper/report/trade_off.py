@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flipper.checkpoints.output import atomic_output
-from flipper.errors import OutputError, UsageError
+from flipper.checkpoints.output import atomic_output, check_target
+from flipper.errors import UsageError
 from flipper.report.writing import NEEDED
 
 if TYPE_CHECKING:
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 def check_page(page: Path) -> None:
-    """Before a sweep that takes hours: raise UsageError without a library, OutputError where there is no folder."""
+    """Before a sweep that takes hours: raise UsageError without a library, OutputError where no page can be written."""
     for name in NEEDED:
         if find_spec(name) is None:
             raise UsageError(f"--report needs {name}, which is not installed; pip install 'flipper-ckpt[report]'")
-    if not page.absolute().parent.is_dir():
-        raise OutputError(f"{page} can't be written: there is no folder {page.parent}")
+    check_target(page, force=True, directory=False)
 
 
 def write_page(sweep: Sweep, page: Path) -> None:

@@ -42,6 +42,7 @@ def test_a_kill_reads_as_it_is_written(text: str, kill: Kill) -> None:
         "rank:1@step:2,signal:TERM",
         "rank:1@step:2 ",
         "rank:9999999999@step:2",
+        "rank:\u0661@step:2",
     ],
 )
 def test_what_is_no_kill_is_told(text: str) -> None:
@@ -54,6 +55,7 @@ def test_what_is_no_kill_is_told(text: str) -> None:
     [
         (("rank:4@step:2",), "no such rank; the layout has ranks 0 to 3"),
         (("rank:1@step:0",), "the first step is 1"),
+        (("rank:1@step:2", "rank:0@recovery:0"), "so is the first recovery"),
         (("rank:1@step:2", "rank:1@step:3"), "rank 1 is killed twice"),
         (tuple(f"rank:{rank}@step:2" for rank in range(4)), "all 4 ranks would die"),
     ],
@@ -103,3 +105,10 @@ def test_ranks_that_come_back_may_all_die_and_die_again() -> None:
     check(kills, 2, come_back=True)
     with pytest.raises(UsageError, match="rank 0 is killed twice"):
         check([*kills, kills[0]], 2, come_back=True)
+
+
+@pytest.mark.parametrize("recovery", [None, "restart"])
+def test_nobody_dies_in_a_recovery_that_nobody_survives(recovery: str | None) -> None:
+    spec = TrainSpec("digits-mlp", Parallel("ddp", 3), seed=1)
+    with pytest.raises(UsageError, match="only where others survive, under --recovery rollback and lossy"):
+        FailstopSpec(spec, (Kill(0, step=3), Kill(1, recovery=1)), recovery, peer_copies=recovery == "restart")

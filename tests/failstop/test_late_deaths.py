@@ -13,6 +13,7 @@ from by_hand import Death, trained
 from real_runs import same, weights
 from torch import nn
 
+from flipper.errors import TrainingError
 from flipper.failstop.buckets import LostContact, Reducer
 from flipper.failstop.kills import Kill
 from flipper.failstop.run import FailstopResult, train_through
@@ -104,6 +105,16 @@ def announcing(self):
 loop.Run.announce = announcing
 """
 
+DIES_BEFORE_THE_RUN_HAS_BEGUN = """
+from pathlib import Path
+import torch.distributed as dist
+
+dead = Path(__file__).with_name("dead")
+if dist.is_initialized() and dist.get_rank() == 1 and not dead.exists():
+    dead.touch()
+    die()
+"""
+
 
 def run(
     patch: str, kills: tuple[str, ...], recovery: str, folder: Path, events: list[Event], ranks: int = 4,
@@ -166,6 +177,40 @@ def test_a_rank_that_hangs_before_the_others_begin_is_one_more_death(tmp_path: P
     result = run(STOPS_BEFORE_THE_FIRST_STEP_OF_A_RESTART, kills, "restart", tmp_path, events, ranks=2, timeout=3.0)
     assert [lost["rank"] for lost in result.lost] == [0, 1]
     assert result.state_digest == whole.state_digest
+
+
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_a_death_before_the_run_has_begun_is_what_ends_it(recovery: str, tmp_path: Path) -> None:
+    """And not what the others, who have no state to go on from yet, make of it."""
+    with pytest.raises(TrainingError, match=r"^rank 1 of 3 died \(killed by SIGKILL\)"):
+        run(DIES_BEFORE_THE_RUN_HAS_BEGUN, (), recovery, tmp_path, [], ranks=3)
+
+
+def test_a_death_before_the_run_has_begun_is_restarted_from(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = run(DIES_BEFORE_THE_RUN_HAS_BEGUN, (), "restart", tmp_path, events, ranks=2)
+    assert [event["world_size"] for event in events if event["event"] == "recovered"] == [2]
+    assert (result.world_size, result.steps) == (2, 12)
+
+
+KILLS_ITSELF = """
+train = loop.Run.train_step
+
+def training(self):
+    train(self)
+    dead = self.spec.save.with_name("dead")
+    if self.layout.grid.rank == 1 and self.progress.step == 5 and not dead.exists():
+        dead.touch()
+        die()
+
+loop.Run.train_step = training
+"""
+
+
+def test_a_kill_is_still_to_come_for_a_rank_that_died_of_something_else(tmp_path: Path) -> None:
+    result = run(KILLS_ITSELF, ("rank:1@step:9",), "restart", tmp_path, [], ranks=2)
+    assert [(lost["rank"], lost["step"]) for lost in result.lost] == [(1, 6), (1, 9)]
+    assert result.state_digest == train(TrainSpec("digits-mlp", Parallel("ddp", 2), steps=12, seed=1)).state_digest
 
 
 class Work:

@@ -205,6 +205,19 @@ def test_more_workers_than_samples_are_told() -> None:
     assert simulated("digits-mlp", 70, [], "lossy", batch_size=70, steps=2)["world_size_end"] == 70
 
 
+@pytest.mark.parametrize("recovery", ["rollback", "lossy"])
+def test_of_a_run_that_ends_early_those_that_were_lost_last_are_not_left(recovery: str) -> None:
+    row = simulated("digits-mlp", 4, [Failure(1.5, 2), Failure(3.5, 0), Failure(3.6, 1)], recovery, min_ranks=2)
+    assert row["error"] == "fewer than 2 of 4 workers are left"
+    assert (row["failures"], row["world_size_end"]) == (3, 1)
+
+
+def test_a_strategy_is_given_once() -> None:
+    spec = TrainSpec("digits-mlp", steps=2, seed=1)
+    with pytest.raises(UsageError, match="--recovery lossy,restart,lossy: give each strategy once"):
+        SimulationSpec(spec, 2, ("lossy", "restart", "lossy"), Trace([]), SECOND, save_every=1)
+
+
 def test_a_trace_needs_to_be_told_how_often_to_save() -> None:
     with pytest.raises(UsageError, match="say by --save-every how often"):
         simulated("digits-mlp", 2, [], "restart")

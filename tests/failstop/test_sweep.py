@@ -113,7 +113,8 @@ def test_an_interval_may_reach_beyond_the_sweep() -> None:
         ([[1.0, -0.5], [2.0, -0.1], [0.3, -0.1]], "no break-even: not told apart at any MTBF of the sweep"),
         ([[1.0], [2.0], [0.0]], "no break-even: restart has no more than lossy at every MTBF of the sweep "
                                 "(by one seed only)"),
-        ([[math.nan], [math.nan], [math.nan]], "no difference at any MTBF of the sweep"),
+        ([[math.nan], [math.nan], [math.nan]], "not known: at no MTBF of the sweep have both come to their end"),
+        ([[math.nan], [0.0], [math.nan]], "no difference at any MTBF of the sweep"),
     ],
 )  # fmt: skip
 def test_without_a_crossing_it_is_said_how_it_is(rows: list[list[float]], said: str) -> None:

@@ -87,3 +87,7 @@ def test_it_works_in_a_browser_on_a_phone_and_in_the_dark(tmp_path: Path) -> Non
 def test_a_page_that_cannot_be_written_is_told_beforehand(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no folder"):
         check_page(tmp_path / "absent" / "page.html")
+    with pytest.raises(OutputError, match="is a directory and is not replaced"):
+        check_page(tmp_path)
+    with pytest.raises(OutputError, match="names no file to write"):
+        check_page(Path())
