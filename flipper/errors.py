@@ -63,6 +63,10 @@ class UsageError(FlipperError, ValueError):
     exit_code = 2
 
 
+class RecipeError(UsageError):
+    """A user's recipe can't be loaded."""
+
+
 class NothingEligible(UsageError):
     """The selection leaves no bit to strike."""
 

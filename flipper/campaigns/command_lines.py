@@ -49,6 +49,13 @@ def words(line: str, values: Mapping[str, str], folder: Path) -> list[str]:
     return [_PLACE.sub(lambda match: _filled(match, values), word) for word in found]
 
 
+def files_of(line: str, folder: Path) -> list[str]:
+    """The files that a line names, as it names them: what is run from a file, and what it is told to read."""
+    first, *rest = split(line)
+    found = [*([first] if os.sep in first else []), *(word.rpartition("=")[2] for word in rest)]
+    return [name for name in dict.fromkeys(found) if name and (folder / name).is_file()]
+
+
 def split(line: str) -> list[str]:
     """The words of a line, as a shell splits them; nothing else of a shell is done. Raises UsageError."""
     try:

@@ -21,6 +21,7 @@ from flipper.campaigns.listener import fingerprint_id
 from flipper.campaigns.metrics_files import Metrics, Series, aligned, metrics_of, read_series
 from flipper.campaigns.process_tree import Ended, run_command
 from flipper.campaigns.record import COMPLETED, CRASH, HANG, REFUSED, RunRecord
+from flipper.campaigns.scratch import check_room
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.states import State, state_of
 from flipper.checkpoints.output import writing
@@ -217,6 +218,7 @@ def _judged(ended: Ended, series: Series, place: Place) -> tuple[str, str | None
     for sign, (kind, meaning) in _NOT_THE_FAULTS.items():
         if sign in said.lower():
             raise kind(f"a command failed ({ended.manner}): {meaning.format(place.folder.parent)}")
+    check_room()
     return REFUSED if series.empty else CRASH, f"{ended.manner}; it last wrote: {_last_words(said)}"
 
 

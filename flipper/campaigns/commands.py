@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flipper.campaigns.cells import Cell, Start, start_of
-from flipper.campaigns.command_lines import missing_executable, places, split, words
+from flipper.campaigns.command_lines import files_of, missing_executable, places, split, words
 from flipper.campaigns.command_run import (
     checkpoint_of,
     copy_clean,
@@ -25,7 +25,7 @@ from flipper.campaigns.command_run import (
     run_in,
 )
 from flipper.campaigns.folder import Campaign
-from flipper.campaigns.kept import content_of, is_unchanged, reading, signature
+from flipper.campaigns.kept import check_unchanged, content_of, is_unchanged, reading, signature
 from flipper.campaigns.listener import fingerprint_id
 from flipper.campaigns.metrics_files import blind_spot, complaint
 from flipper.campaigns.record import RunRecord
@@ -44,12 +44,16 @@ from flipper.injection.recording import Record
 
 @dataclass(frozen=True)
 class Golden:
-    """A golden run and its control. output: what the golden run left at {output}. checkpoint: its files, and sha256."""
+    """A golden run and its control. output: what the golden run left at {output}.
+
+    checkpoint: what that was, as content_of tells; files: the same of those that the command line names, by name.
+    """
 
     golden: RunRecord
     control: RunRecord
     output: Path | None
     checkpoint: dict[str, Any]
+    files: dict[str, dict[str, Any]]
 
 
 def clean_of(campaign: Campaign, start: Start, golden: RunRecord) -> Path:
@@ -70,7 +74,9 @@ def golden_of(campaign: Campaign, start: Start) -> Golden:
         made_once(home, functools.partial(_make_golden, campaign, start, machine))
     with reading(record):
         found = _loaded(record, record.stat().st_mtime_ns)
-    _check_unchanged(checkpoint_of(campaign.spec, start), found.checkpoint)
+    check_unchanged(checkpoint_of(campaign.spec, start), found.checkpoint)
+    for name, then in found.files.items():
+        check_unchanged(Path(campaign.spec.here, name), then)
     return found
 
 
@@ -78,7 +84,8 @@ def golden_of(campaign: Campaign, start: Start) -> Golden:
 def _loaded(path: Path, changed: int) -> Golden:
     document = json.loads(path.read_text("utf-8"))
     output = None if document["output"] is None else path.parent / document["output"]
-    return Golden(RunRecord(**document["golden"]), RunRecord(**document["control"]), output, document["checkpoint"])
+    golden, control = RunRecord(**document["golden"]), RunRecord(**document["control"])
+    return Golden(golden, control, output, document["checkpoint"], document.get("files", {}))
 
 
 def _check(spec: Spec, start: Start) -> None:
@@ -98,6 +105,9 @@ def _make_golden(campaign: Campaign, start: Start, machine: dict[str, str], fold
     """Run golden and control, and keep their records and the golden run's output in the folder."""
     source, metrics = checkpoint_of(campaign.spec, start), metrics_asked(campaign.spec)
     before = signature(source)
+    here = Path(campaign.spec.here)
+    named = {name: here / name for name in files_of(campaign.spec.commands[start.parallel], here)}
+    files = {name: content_of(path) for name, path in named.items()}
     golden = _clean_run(campaign, start, "golden", folder)
     output = next((folder / "output").iterdir(), None) if (folder / "output").exists() else None
     control = _clean_run(campaign, start, "control", None, golden, output)
@@ -107,6 +117,7 @@ def _make_golden(campaign: Campaign, start: Start, machine: dict[str, str], fold
         "machine": machine,
         "metrics": metrics.format,
         "checkpoint": content_of(source),
+        "files": {name: files[name] for name, path in named.items() if is_unchanged(path, files[name])},  # logs change
         "output": None if output is None else str(output.relative_to(folder)),
         "golden": {**golden.summary(), **golden.detail()},
         "control": {**control.summary(), **control.detail()},
@@ -230,8 +241,3 @@ def struck_trial(
         if keep is not None:
             keep_place(place, keep, record)
     return record
-
-
-def _check_unchanged(path: Path, then: dict[str, Any]) -> None:
-    if not is_unchanged(path, then):
-        raise UsageError(f"{path} has changed since its golden run; choose another --out")

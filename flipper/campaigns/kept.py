@@ -1,4 +1,4 @@
-"""Kept: what a golden run left in its folder for trials, read again, and whether it is still as it was."""
+"""Kept: what golden runs left for trials and what they were made from, and whether it is still as it was."""
 
 from __future__ import annotations
 
@@ -26,14 +26,25 @@ def reading(record: Path) -> Iterator[None]:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """What a checkpoint's files are, for is_unchanged."""
+    """What a file is, or a checkpoint of several, for is_unchanged."""
     return {"files": signature(path), "sha256": sha256_of(path)}
 
 
 def is_unchanged(path: Path, then: dict[str, Any]) -> bool:
-    """Whether a checkpoint is there as content_of told; contents are only read where its files are of another time."""
+    """Whether it is there as content_of told; contents are only read where its files are of another time."""
     now = signature(path)
     return now == then["files"] or (bool(now) and _content_once(path, canonical(now)) == then["sha256"])
+
+
+def check_unchanged(path: Path, then: dict[str, Any]) -> None:
+    """Raise UsageError where a file that a golden run was made from is gone, or another by now."""
+    if not path.exists():
+        raise UsageError(
+            f"{path} is not there any more: put it back; where the folder was moved, run the campaign's file in its "
+            "new place, with --out"
+        )
+    if not is_unchanged(path, then):
+        raise UsageError(f"{path} has changed since its golden run; choose another --out")
 
 
 def signature(path: Path) -> dict[str, list[int]]:

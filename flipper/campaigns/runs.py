@@ -16,10 +16,10 @@ from typing import Any, Final
 from flipper.campaigns.cells import Cell, Start, effective_reach, start_of, trial_seed
 from flipper.campaigns.fault_kinds import RANK_LOSS
 from flipper.campaigns.folder import Campaign
-from flipper.campaigns.kept import content_of, is_unchanged, reading
+from flipper.campaigns.kept import check_unchanged, content_of, is_unchanged, reading
 from flipper.campaigns.listener import Listener, fingerprint_id, listener_of
 from flipper.campaigns.record import CRASH, HANG, IDENTICAL, REFUSED, RunRecord
-from flipper.campaigns.scratch import made_once
+from flipper.campaigns.scratch import check_room, made_once
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.weighting import weight_of
 from flipper.errors import (
@@ -27,7 +27,7 @@ from flipper.errors import (
     EndedError,
     HangError,
     MismatchError,
-    OutputError,
+    RecipeError,
     StartError,
     TrainingError,
     UsageError,
@@ -42,6 +42,7 @@ from flipper.injection.manifest import Manifest
 from flipper.training.faults_file import LiveFaults
 from flipper.training.fingerprint import machine_fingerprint
 from flipper.training.layouts import Parallel
+from flipper.training.recipes import user
 from flipper.training.run import train
 from flipper.training.spec import SUFFIXES, TrainSpec, Watch
 
@@ -51,16 +52,14 @@ FAULTS_KEPT: Final = 1000
 SLOWER: Final = 20.0
 """How many times as long as its golden run a trial may take before it counts as hung."""
 
-ROOM: Final = 1 << 18
-"""Bytes that a run's temporary files need beside checkpoints: the rendezvous of its ranks, and what they write."""
-
 
 @dataclass(frozen=True)
 class Golden:
     """A golden run and its control, and the files that trials start from and are measured by.
 
     clean: the checkpoint that is altered. last: the final one. digests: step -> resume digest on the way. buckets: that
-    gradients are averaged in, where ranks are to die. files: what those two were when they were made, by name.
+    gradients are averaged in, where ranks are to die. files: what those two were when they were made, by name. recipe:
+    what the file of a user's recipe was.
     """
 
     golden: RunRecord
@@ -70,6 +69,7 @@ class Golden:
     digests: Mapping[int, str]
     buckets: int = 0
     files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    recipe: dict[str, Any] | None = None
 
 
 def golden_of(campaign: Campaign, start: Start) -> Golden:
@@ -92,7 +92,8 @@ def _loaded(path: Path, changed: int) -> Golden:
     clean, last = (path.parent / document[name] for name in ("clean", "last"))
     digests = {int(step): digest for step, digest in document["digests"].items()}
     runs = RunRecord(**document["golden"]), RunRecord(**document["control"])
-    return Golden(*runs, clean, last, digests, document.get("buckets", 0), document.get("files", {}))
+    buckets, files, recipe = document.get("buckets", 0), document.get("files", {}), document.get("recipe")
+    return Golden(*runs, clean, last, digests, buckets, files, recipe)
 
 
 def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golden:
@@ -100,7 +101,15 @@ def _golden(campaign: Campaign, machine: str, parallel: str, seed: int) -> Golde
     record = home / "golden.json"
     if not record.exists():
         made_once(home, functools.partial(_make_golden, campaign.spec, parallel, seed))  # another's are the same bits
-    return stored_golden(home)
+    found, recipe = stored_golden(home), _recipe_file(campaign.spec)
+    if recipe is not None and found.recipe is not None:
+        check_unchanged(recipe, found.recipe)
+    return found
+
+
+def _recipe_file(spec: Spec) -> Path | None:
+    """The file of a user's own recipe; None of one that is built in."""
+    return user.split(spec.recipe)[0] if spec.recipe is not None and user.is_meant(spec.recipe) else None
 
 
 def stored_golden(home: Path) -> Golden:
@@ -116,7 +125,8 @@ def stored_golden(home: Path) -> Golden:
 
 def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
     """Run golden and control, and keep their record, the clean checkpoint and the last one in the folder."""
-    whole = folder / "whole"
+    whole, recipe = folder / "whole", _recipe_file(spec)
+    made_from = None if recipe is None else content_of(recipe)
     base = train_spec(spec, parallel, seed=seed, save=whole, watch=Watch(stop=False))
     if at_start := not (spec.inject_step or spec.inject_epoch):
         _train(spec, replace(base, steps=0, epochs=None, watch=None), Listener(spec.metric))
@@ -143,6 +153,7 @@ def _make_golden(spec: Spec, parallel: str, seed: int, folder: Path) -> None:
         "clean": clean.name,
         "last": last.name,
         "files": {path.name: content_of(path) for path in (clean, last)},
+        "recipe": made_from,
         "digests": told.digests,
         "buckets": _buckets(spec, parallel),
         "golden": {**golden.summary(), **golden.detail()},
@@ -281,18 +292,18 @@ def followed(
 ) -> RunRecord:
     """Do the work, a run that tells the listener its events, and make a record of it even where it fails.
 
-    Not where it was ended, or the machine lacked something.
+    Not where it was ended, the machine lacked something, or the recipe can't be loaded any more.
     """
     hear = listener_of(spec)
     ended, error = None, None
     try:
         work(hear)
-    except (EndedError, StartError):
+    except (EndedError, StartError, RecipeError):
         raise
     except (TrainingError, MismatchError, CheckpointError, UsageError) as failure:
         if isinstance(failure, UsageError) and hear.started:
             raise
-        _check_room()
+        check_room()
         ended = REFUSED if not hear.started else HANG if isinstance(failure, HangError) else CRASH
         error = str(failure)
     record = hear.record(parallel=parallel, ended=ended, error=error, **values)
@@ -300,13 +311,6 @@ def followed(
     if record.ended == IDENTICAL:
         _finish_as(record, golden.golden)
     return record
-
-
-def _check_room() -> None:
-    """Raise OutputError where a run may have failed because the disk is full, which is no outcome of its faults."""
-    folder = tempfile.gettempdir()
-    if shutil.disk_usage(folder).free < ROOM:
-        raise OutputError(f"no space left in {folder}, where runs keep temporary files; TMPDIR chooses another folder")
 
 
 def _finish_as(record: RunRecord, golden: RunRecord) -> None:

@@ -15,10 +15,14 @@ from typing import Any, Final
 
 from flipper.campaigns import owners
 from flipper.checkpoints.output import writing
+from flipper.errors import OutputError
 from flipper.training.launch import LONGEST_FOLDER
 
 _NAME: Final = re.compile(r"flipper-(\w+-\d+-\w+)-\w{8}")
 _BUILDING: Final = re.compile(r"\..+-flipper-(\w+-\d+-\w+)-\w{8}")
+
+ROOM: Final = 1 << 18
+"""Bytes that a run's temporary files need beside checkpoints: the rendezvous of its ranks, and what they write."""
 
 _CHANGING: Final = threading.Lock()
 _MADE: Final[dict[tuple[int, str], str]] = {}
@@ -107,3 +111,10 @@ def _sweep(parent: Path, name: re.Pattern[str]) -> None:
             found = name.fullmatch(entry.name)
             if found and owners.gone(found[1]):
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def check_room() -> None:
+    """Raise OutputError where a run may have failed because the disk is full, which is no outcome of its faults."""
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < ROOM:
+        raise OutputError(f"no space left in {folder}, where runs keep temporary files; TMPDIR chooses another folder")

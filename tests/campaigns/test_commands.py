@@ -415,9 +415,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_disk_that_fills_up_ends_the_campaign(tmp_path: Path, small_disk: Path) -> None:
+@pytest.mark.parametrize("said", ["no space left where it writes; runs have their folders in ", "no space left in "])
+def test_a_disk_that_fills_up_ends_the_campaign(said: str, tmp_path: Path, small_disk: Path) -> None:
+    """Also where the command says nothing of it, or can't, since what it says lies on the same disk."""
     folder = project(tmp_path / "project")
-    text = f"{folder}/train.sh $0 $1 none jsonl stay; [ $2 = mantissa ] || head -c 2000000 /dev/zero > state"
+    silent = "2> /dev/null" if said == "no space left in " else ""
+    fill = f"head -c 2000000 /dev/zero > state {silent}"
+    text = f"{folder}/train.sh $0 $1 none jsonl stay; [ $2 = mantissa ] || {fill}"
     (folder / "own.toml").write_text(
         f"""
         campaign = {{name = "own", tolerance = 0.1, trials = 1}}
@@ -434,7 +438,7 @@ def test_a_disk_that_fills_up_ends_the_campaign(tmp_path: Path, small_disk: Path
     )
     assert done.returncode == 1
     (line,) = (line for line in done.stderr.splitlines() if "error" in line)
-    assert f"no space left where it writes; runs have their folders in {small_disk}" in line
+    assert f"{said}{small_disk}" in line
     assert len(list(rows(run_results(folder, "own")))) == 1
 
 
@@ -479,6 +483,41 @@ def test_a_checkpoint_that_changes_between_two_calls_is_refused_and_one_that_is_
     error = failing(folder, WHOLE, trials=3)
     assert str(error).endswith("weights.safetensors has changed since its golden run; choose another --out")
     assert len(list(rows(run_results(folder)))) == 2
+
+
+@pytest.mark.parametrize("line", [WHOLE, WHOLE.replace("./", "bash ")])
+def test_what_a_command_is_run_from_may_neither_change_nor_go_between_two_calls(line: str, tmp_path: Path) -> None:
+    """Its trials would be compared with a golden run of something else, or all fail, and not for their faults."""
+    folder = project(tmp_path)
+    script = folder / "train.sh"
+    text = script.read_text()
+    run(folder, {"own": line}, trials=1)
+    script.write_text(f"{text}\n# faster\n")
+    assert str(failing(folder, line, trials=2)) == f"{script} has changed since its golden run; choose another --out"
+    script.unlink()
+    assert str(failing(folder, line, trials=2)).startswith(f"{script} is not there any more: put it back")
+    script.write_text(text)
+    script.chmod(0o755)
+    results, _ = run(folder, {"own": line}, trials=2)
+    assert [row["outcome"] for row in rows(results)] == ["extreme"] * 2
+
+
+def test_what_a_command_writes_beside_it_may_change(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    (folder / "log.txt").touch()
+    line = "sh -c 'echo run >> $2; ./train.sh $0 $1 none jsonl stay' {checkpoint} {metrics} log.txt"
+    line = line.replace("./train.sh", str(folder / "train.sh"))
+    run(folder, {"own": line}, trials=1)
+    run(folder, {"own": line}, trials=2)
+    assert (folder / "log.txt").read_text().count("run") >= 4
+
+
+def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    run(folder, {"own": WHOLE}, trials=1)
+    (folder / "weights.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(UsageError, match=r"weights\.safetensors is not there any more: put it back; where"):
+        run_again(open_campaign(folder / "out"), 0, 0)
 
 
 def run_results(folder: Path, name: str = "out") -> Results:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_processes import stored
+from campaign_processes import number_of, stored
 
 from flipper.campaigns.cells import cells_of
 from flipper.campaigns.engines import open_engine
 from flipper.campaigns.folder import campaign_of, open_campaign
 from flipper.campaigns.run import run_campaign
-from flipper.errors import UsageError
+from flipper.errors import RecipeError, UsageError
 
 SPEC = """
 [campaign]
@@ -132,3 +132,38 @@ def test_a_golden_run_that_is_not_as_it_was_left_is_told_and_made_again_once_it_
     shutil.rmtree(home)
     run(folder, 2)
     assert stored(folder / "results.sqlite") == whole
+
+
+OWN = """
+from dataclasses import replace
+from flipper.training.recipes import get
+import beside
+OWN = replace(get("digits-mlp"), name="own", batch_size=beside.SIZE)
+"""
+
+
+def run_own(home: Path, trials: int) -> None:
+    changes = [f"campaign.trials={trials}", f"campaign.recipe={home}/own.py:OWN", "axes.parallel=single"]
+    with open_engine("local") as engine:
+        run_campaign(campaign_of(home / "spec.toml", home / "kept", changes), engine)
+
+
+def test_a_users_recipe_may_neither_change_nor_break_between_two_calls(tmp_path: Path) -> None:
+    """What lies beside it may be imported, and is not looked at, but no trial is blamed for it."""
+    (tmp_path / "spec.toml").write_text(SPEC)
+    (recipe := tmp_path / "own.py").write_text(OWN)
+    (beside := tmp_path / "beside.py").write_text("SIZE = 32")
+    run_own(tmp_path, 1)
+    recipe.write_text(OWN.replace("beside.SIZE", "16"))
+    with pytest.raises(UsageError, match=r"own\.py has changed since its golden run; choose another --out"):
+        run_own(tmp_path, 2)
+    recipe.write_text("def own(:")
+    with pytest.raises(UsageError, match=r"own\.py has changed since its golden run"):
+        run_own(tmp_path, 2)
+    recipe.write_text(OWN)
+    beside.write_text("def size(:")
+    with pytest.raises(RecipeError, match=r"own\.py can't be loaded: SyntaxError"):
+        run_own(tmp_path, 2)
+    beside.write_text("SIZE = 32")
+    run_own(tmp_path, 2)
+    assert number_of(tmp_path / "kept" / "results.sqlite") == 4

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from flipper.errors import FlipperError, UsageError
+from flipper.errors import FlipperError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from flipper.training.recipes.recipe import Recipe
@@ -35,7 +35,7 @@ def split(name: str) -> tuple[Path, str]:
 
 
 def load(name: str) -> Recipe:
-    """The recipe, from its file run anew; UsageError: the file raises, or has no Recipe of that name."""
+    """The recipe, from its file run anew; RecipeError: the file raises, or has no Recipe of that name."""
     from flipper.training.recipes.recipe import Recipe
 
     path, attribute = split(name)
@@ -43,10 +43,10 @@ def load(name: str) -> Recipe:
     names = [each for each, value in found.items() if isinstance(value, Recipe)]
     have = f"its Recipes: {', '.join(names)}" if names else "it has no Recipe at its top level"
     if attribute not in found:
-        raise UsageError(f"no {attribute} in {path}; {have}")
+        raise RecipeError(f"no {attribute} in {path}; {have}")
     recipe = found[attribute]
     if not isinstance(recipe, Recipe):
-        raise UsageError(f"{attribute} in {path} is of type {type(recipe).__name__}, not a Recipe; {have}")
+        raise RecipeError(f"{attribute} in {path} is of type {type(recipe).__name__}, not a Recipe; {have}")
     return recipe
 
 
@@ -64,7 +64,7 @@ def _run(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} can't be loaded: {_one_line(error, path)}") from error
+        raise RecipeError(f"{path} can't be loaded: {_one_line(error, path)}") from error
     return module
 
 
