@@ -96,7 +96,7 @@ def _start(mpirun: str, ranks: int, folder: Path, key: bytes, log: IO[bytes] | N
 def _accepted(
     listener: Listener, ranks: int, process: subprocess.Popen[bytes], folder: Path
 ) -> Iterator[Connection]:
-    """The ranks' connections; TrainingError when mpirun ends before all are there."""
+    """The ranks' connections; TrainingError when mpirun, or a rank, ends before all are there."""
     arrived: list[Connection] = []
     more = threading.Semaphore(0)
 
@@ -108,10 +108,15 @@ def _accepted(
 
     threading.Thread(target=accept, daemon=True).start()
     deadline = time.monotonic() + STARTING_SECONDS
+    whole = time.monotonic()
     for number in range(ranks):
         while not more.acquire(timeout=LOOK_SECONDS):
             if process.poll() is not None:
                 raise TrainingError(f"mpirun ended with exit code {process.returncode}{_last_words(folder)}")
+            if not 0 < _ranks_below(process.pid) < ranks:  # it starts all at once
+                whole = time.monotonic()
+            if time.monotonic() - whole > GRACE_SECONDS:  # it would wait for ever
+                raise TrainingError(f"a rank of {ranks} died before all had begun{_last_words(folder)}")
             if time.monotonic() > deadline:
                 raise TrainingError(f"mpirun has not started {ranks} ranks within {STARTING_SECONDS:g} s")
         if number >= len(arrived):
@@ -142,6 +147,15 @@ def _end(process: subprocess.Popen[bytes] | None, pids: dict[int, int]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _ranks_below(pid: int) -> int:
+    """How many ranks a process has started that still run; 0 where the system doesn't tell."""
+    found = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found |= set(map(int, children.read_text("ascii").split()))
+    return sum(map(_is_rank, found))
 
 
 def _is_rank(pid: int) -> bool:

@@ -129,10 +129,32 @@ def test_nothing_outlives_a_launcher_that_is_killed_before_its_ranks_are_ready(t
     assert not folder.exists()
 
 
+@pytest.mark.slow
+def test_a_rank_that_dies_before_all_have_begun_ends_the_run_soon(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:3", "--recovery", "lossy", "-q",
+    ]  # fmt: skip
+    mark = f"FLIPPER_TEST={tmp_path}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: len(ranks_among(marked(mark))) == 3)
+        os.kill(int(ranks_among(marked(mark))[1]), signal.SIGKILL)
+        _, err = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert err.startswith("flipper: error: a rank of 3 died before all had begun")
+    wait_for(lambda: not marked(mark))
+
+
+def ranks_among(pids: list[str]) -> list[str]:
+    return [pid for pid in pids if words_of(pid)[1:3] == ["-m", "flipper.failstop.mpi_rank"]]
+
+
 def folders_of_ranks(mark: str) -> set[Path]:
     """Where the ranks that have been started meet."""
-    found = [words_of(pid) for pid in marked(mark)]
-    return {Path(words[-1]).parent for words in found if words[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
+    return {Path(words_of(pid)[-1]).parent for pid in ranks_among(marked(mark))}
 
 
 @pytest.mark.slow
@@ -151,8 +173,7 @@ def test_nothing_outlives_the_launcher(number: signal.Signals, stopped: bool, tm
     metrics = tmp_path / "m.jsonl"
     try:
         wait_for(lambda: metrics.exists() and metrics.read_text().count('"step"') > 3)
-        found = {pid: words_of(pid) for pid in marked(mark)}
-        ranks = {pid: words for pid, words in found.items() if words[1:3] == ["-m", "flipper.failstop.mpi_rank"]}
+        ranks = {pid: words_of(pid) for pid in ranks_among(marked(mark))}
         assert len(ranks) == 2
         if stopped:
             os.kill(int(min(ranks)), signal.SIGSTOP)
