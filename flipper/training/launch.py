@@ -136,7 +136,8 @@ def _ready_to_start(body: Body) -> Iterator[None]:
     """What starting a rank, and with the first one the server, needs around it."""
     with _main_left_out(body), _sockets_in_a_short_path(), _children_allowed():
         _start_server()
-        yield
+        with _server_that_answers():
+            yield
 
 
 @contextmanager
@@ -191,10 +192,34 @@ def _end_server_at_exit(process: int) -> None:
 
 
 def _end_server() -> None:
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is not None:
+    if (pid := _server()) is not None:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGKILL)  # one that is stopped heeds nothing else
+
+
+def _server() -> int | None:
+    """The server's process, if there is one."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
+@contextmanager
+def _server_that_answers() -> Iterator[None]:
+    """Inside, what the server is asked comes to an end, though somebody has stopped it: then the server is ended."""
+    done = threading.Event()
+
+    def watch() -> None:
+        stopped = 0
+        while not done.wait(GRACE_SECONDS):
+            stopped = stopped + 1 if is_stopped(_server()) else 0
+            if stopped > 1:  # not on its way to go on with all of the job, as after a batch system's suspension
+                _end_server()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _server_has_ended() -> bool:
@@ -202,7 +227,7 @@ def _server_has_ended() -> bool:
 
     It isn't reaped, which multiprocessing does itself.
     """
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = _server()
     deadline = time.monotonic() + GRACE_SECONDS
     try:
         while pid is not None and time.monotonic() < deadline:
@@ -372,9 +397,10 @@ def _end(processes: list[BaseProcess]) -> None:
             with suppress(ProcessLookupError, PermissionError):  # it may not lead one yet, or nothing is left of it
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
-    for process in processes:
-        process.join()
-        process.close()
+    with _server_that_answers():  # it is the server that tells of their ends
+        for process in processes:
+            process.join()
+            process.close()
 
 
 def _is_anothers(process: BaseProcess) -> bool:

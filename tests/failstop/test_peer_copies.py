@@ -374,7 +374,7 @@ def test_what_is_said_of_lost_parts_is_so_for_every_set_of_deaths_and_number_of_
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"peer_copies": 3}, "--peer-copies 3: of 3 ranks each has 2 others to hold its copies"),
+        ({"peer_copies": 3}, "--peer-copies 3: of 3 ranks each has 2 more to hold its copies"),
         ({"peer_copies": 1, "recovery": "rollback"}, "under rollback the survivors hold the whole model"),
         ({"peer_every": 2}, "give both"),
         ({}, "give --save DIR and --save-every N, or --peer-copies N"),

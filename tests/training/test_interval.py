@@ -105,8 +105,8 @@ def test_the_record_says_what_was_chosen_and_from_what(tmp_path: Path) -> None:
         (("--save", "run", "--save-every", "5", "--mtbf", "2h"), "from --mtbf DURATION: give both"),
         (("--save-every", "auto", "--mtbf", "2h"), "--save-every needs --save DIR"),
         (("--save", "run", "--save-every", "auto", "--mtbf", "often"), "is no duration above 0"),
-        (("--save", "run", "--save-every", "often"), "'often' is not a valid integer range"),
-        (("--save", "run", "--save-every", "0"), "0 is not in the range x>=1"),
+        (("--save", "run", "--save-every", "often"), "'often' is neither a whole number from 1 nor 'auto'"),
+        (("--save", "run", "--save-every", "0"), "'0' is neither a whole number from 1 nor 'auto'"),
     ],
 )
 def test_what_makes_no_sense_is_told(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Queue
+from multiprocessing import Queue, forkserver
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,25 @@ def test_too_few_files_to_start_ranks_with_is_said(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "StartError can't start 8 ranks: Too many open files\n"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("flipper-")] == []
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_server_that_somebody_has_stopped_is_ended_and_the_next_run_has_a_new_one(moment: str) -> None:
+    run(rank_bodies.report, 1)
+    stopped = server()
+    if moment == "before":
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(EndedError, match="ranks can't be forked: somebody has ended the server that does"):
+            run(rank_bodies.report, 2)
+    else:
+        run_ranks(rank_bodies.report, 2, lambda event: os.kill(stopped, signal.SIGSTOP), timeout=60)
+    assert wait_until(lambda: not alive(stopped))
+    assert len(run(rank_bodies.report, 2)) == 2
+    assert server() != stopped
+
+
+def server() -> int:
+    return int(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stops", [False, True])
