@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Final
+from typing import Final, NoReturn
 
 from flipper.errors import HangError, TrainingError
 from flipper.failstop.messages import Dying, Joined, Lost, Ready, allow, plan_of
@@ -80,6 +80,8 @@ class Coordinator:
                     self._note_death(rank)
                 elif message != "done":
                     self._take(rank, message)
+            if self.untold and self.job.recovery == "restart":
+                self._restart(at)
             if self.failures and self.job.recovery == "restart":  # ranks failed that waited, to begin, for one stopped
                 self._fence(set(at), math.inf)
             if self.failures and (not at or time.monotonic() - self.failed > GRACE_SECONDS):
@@ -117,11 +119,21 @@ class Coordinator:
         if self.job.recovery is None:
             raise self.ranks.cause({rank: None})
         if self.job.recovery == "restart":
-            raise RankLost(self.died, self.step + 1, now, self.doomed)
+            return
         if len(self.alive) < self.job.min_ranks:
             raise too_few(set(self.died), len(self.alive), len(self.ranks.processes), self.job.min_ranks)
         if self.stage == "readying":
             self._plan()
+
+    def _restart(self, at: dict[int, Connection]) -> NoReturn:
+        """Raise RankLost, once all is heard that was said by then: of the last checkpoint, too."""
+        now = time.monotonic()
+        for rank, message in said_by_now(at):
+            if message is None:
+                self.died.setdefault(rank, now)
+            elif not isinstance(message, Failure):
+                self._take(rank, message)
+        raise RankLost(self.died, self.step + 1, now, self.doomed)
 
     def _go_on(self, silence: float) -> None:
         if self.stage == "running":
@@ -202,6 +214,12 @@ def heard_from(at: dict[int, Connection], seconds: float) -> Iterator[tuple[int,
             if message in ("done", None) or isinstance(message, Failure):
                 del at[rank]
             yield rank, message
+
+
+def said_by_now(at: dict[int, Connection]) -> Iterator[tuple[int, object]]:
+    """All messages that lie in the pipes, as heard_from yields one of each."""
+    while any(connection.poll() for connection in at.values()):
+        yield from heard_from(at, 0.0)
 
 
 def too_few(died: set[int], left: int, ranks: int, least: int) -> TrainingError:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from flipper.errors import EndedError, FlipperError, HangError, TrainingError, UsageError
-from flipper.failstop.coordinator import RankLost, heard_from, too_few
+from flipper.failstop.coordinator import RankLost, heard_from, said_by_now, too_few
 from flipper.failstop.messages import Dying, Shrunk
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import GRACE_SECONDS
@@ -195,7 +195,7 @@ class MpiRanks:
                 heard, silent = time.monotonic(), False
                 done = done or message == "done"
                 if message is None and not done:
-                    self._note_death(rank, len(at), job)
+                    self._note_death(rank, at, on_event, job)
                 elif message != "done":
                     self._take(rank, message, on_event, job)
             if at and self.process.poll() is not None and silent and not done:
@@ -231,15 +231,20 @@ class MpiRanks:
             return TrainingError(f"rank {rank} of {len(self.connections)}: {first.error}")
         return first.error
 
-    def _note_death(self, rank: int, left: int, job: FailstopSpec) -> None:
+    def _note_death(
+        self, rank: int, at: dict[int, Connection], on_event: Callable[[Event], None], job: FailstopSpec
+    ) -> None:
         now = time.monotonic()
         self.died.setdefault(rank, now)
         if job.recovery is None:
             raise TrainingError(f"rank {rank} of {len(self.connections)} died{_last_words(self.folder)}")
         if job.recovery == "restart":
+            for other, message in said_by_now(at):  # of the last checkpoint, too
+                if isinstance(message, dict | Dying):
+                    self._take(other, message, on_event, job)
             raise RankLost(self.died, self.step + 1, now, self.doomed)
-        if left < job.min_ranks:
-            raise too_few(set(self.died), left, len(self.connections), job.min_ranks)
+        if len(at) < job.min_ranks:
+            raise too_few(set(self.died), len(at), len(self.connections), job.min_ranks)
 
     def _watch(self, silence: float, timeout: float, at: dict[int, Connection]) -> None:
         """After so much silence, kill ranks that hang: MPI itself would wait for them for ever.

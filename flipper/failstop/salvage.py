@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from flipper.errors import FlipperError, HangError
-from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from, ranks_named
+from flipper.failstop.coordinator import LOOK_SECONDS, RankLost, heard_from, ranks_named, said_by_now
 from flipper.failstop.messages import Dying
 from flipper.failstop.spec import Copy
 from flipper.training.launch import GRACE_SECONDS
@@ -136,6 +136,8 @@ class Salvage:
                 self._take(rank, message, done)
             if not done:
                 self._fence(at, time.monotonic() - heard)
+        for rank, message in said_by_now(at):  # of the last checkpoint, too
+            self._take(rank, message, done)
         if self.lost:
             silent = set(self.connections) - self.handed
             died = {rank: self.died[rank] for rank in self.lost}

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from flipper.failstop.coordinator import Coordinator
+from flipper.failstop.coordinator import Coordinator, RankLost
 from flipper.failstop.kills import Kill
 from flipper.failstop.messages import Joined
 from flipper.failstop.run import train_through
+from flipper.failstop.salvage import Salvage
 from flipper.failstop.spec import FailstopSpec
 from flipper.training.launch import Ranks
 from flipper.training.layouts import Parallel
@@ -36,6 +37,26 @@ def test_a_recovery_is_told_though_the_first_rank_is_done_by_then() -> None:
         detected=time.monotonic(),
     ).follow()  # fmt: skip
     assert [(event["event"], event["world_size"]) for event in told] == [("recovered", 2)]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["replicas", "parts"])
+def test_what_was_said_before_a_death_is_heard_before_a_restart(whole: bool) -> None:
+    """Of the last checkpoint, above all: a rank that talks much is heard more slowly than one that dies."""
+    said = [{"event": "start", "step": 0}]
+    said += [{"event": each, "step": step} for step in (1, 2, 3) for each in ("step", "saved")]
+    pipes = [Pipe() for _ in range(2)]
+    for message in said:
+        pipes[0][1].send(message)
+    pipes[1][1].close()
+    told: list[dict[str, Any]] = []
+    ranks = Ranks([], [launcher for launcher, _ in pipes], "")
+    job = FailstopSpec(TrainSpec("digits-mlp", Parallel.parse("ddp:2"), seed=1), recovery="restart", peer_copies=1)
+    at, pids = dict(enumerate(ranks.connections)), dict.fromkeys(range(2))
+    follower = Salvage(at, pids, ranks.cause, told.append, 60.0, 0, copied=False)
+    with pytest.raises(RankLost) as lost:
+        (Coordinator(ranks, job, told.append) if whole else follower).follow()
+    assert told == said
+    assert (set(lost.value.died), lost.value.step) == ({1}, 4)
 
 
 def test_a_death_in_the_first_step_of_a_resumed_run_is_told_with_its_step(tmp_path: Path) -> None:
