@@ -21,6 +21,12 @@ KEYS: Final = ("format", "pattern", "file", "step", "loss", "metric")
 NUMBER: Final = r"[-+.\w]+"
 """A group that takes every way to print a number: 0.25, 1e-3, nan, -inf."""
 
+MOST: Final = 2**53
+"""Of steps and ranks: greater whole numbers are not told apart by a float, as which JSON and CSV may write them."""
+
+_EVENTS: Final = {"replicas": ("max_abs_difference",), "detect": ("detector", "rank")}
+"""What flipper's own events must have, beside the step."""
+
 _ODD: Final = ("nan", "inf", "1.5e+30")
 """Losses that a struck run may print, and a clean one doesn't."""
 
@@ -218,9 +224,9 @@ def _take(series: Series, metrics: Metrics, row: Mapping[str, Any]) -> None:
     if event == "start" and "step" in row:
         series.first = step
     elif event == "replicas":
-        series.replicas.append((step, _number(row["max_abs_difference"])))
+        series.replicas.append((step, _number(_needed(row, "max_abs_difference"))))
     elif event == "detect":
-        series.detected.append((str(row["detector"]), step, int(row["rank"])))
+        series.detected.append((_text(row, "detector"), step, _whole("rank", _needed(row, "rank"))))
     elif event != "eval" or not row.get("replica"):
         _take_numbers(series, metrics, row, step)
 
@@ -245,19 +251,43 @@ def _add(series: Series, to: dict[int, tuple[float, float]], step: int, values: 
 def _step(series: Series, metrics: Metrics, row: Mapping[str, Any]) -> int:
     """The step of a line; one that names none belongs to the last, and where none ever does, losses are counted."""
     if row.get(metrics.step) is not None:
-        value = _number(row[metrics.step])
-        if value != int(value):
-            raise ValueError(f"its {metrics.step} is {row[metrics.step]}, not a whole number")
-        return int(value)
+        return _whole(metrics.step, row[metrics.step])
     counted = metrics.format == "stdout" and metrics.step not in series.seen and metrics.loss in row
     return series.last_step + (1 if counted else 0)
+
+
+def _needed(row: Mapping[str, Any], name: str) -> Any:
+    """What an event of flipper's own must have; raises ValueError where it has not."""
+    if name not in row:
+        wanted = " and ".join(map(repr, _EVENTS[row["event"]]))
+        raise ValueError(f"its event {row['event']!r} has no {name!r}; give {wanted}, or call the event otherwise")
+    return row[name]
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = _needed(row, name)
+    if not isinstance(value, str):
+        raise ValueError(f"its {name} is {_cut(value)}, not a text")
+    return value
+
+
+def _whole(name: str, given: Any) -> int:
+    """A whole number however it is written; raises ValueError saying whose it is."""
+    value = _number(given)
+    if not abs(value) <= MOST or value != int(value):  # nor is NaN
+        raise ValueError(f"its {name} is {_cut(given)}, not a whole number of at most 2**53")
+    return int(value)
 
 
 def _number(value: Any) -> float:
     """A number however it is written; nothing at all is NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | None):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{_cut(value)} is no number")
     return math.nan if value is None else float(value)
+
+
+def _cut(value: Any) -> str:
+    return f"{value!r}"[:80]
 
 
 def complaint(metrics: Metrics, series: Series) -> str | None:
