@@ -8,8 +8,8 @@ from typing import Any
 from flipper.errors import UsageError
 
 
-def parse(text: str) -> dict[str, Any]:
-    """The tables of a TOML document; raises UsageError saying where it is none."""
+def parse(text: str, none: str = "no TOML") -> dict[str, Any]:
+    """The tables of a TOML document; raises UsageError, beginning with `none`, saying where it is none."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -17,4 +17,6 @@ def parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"no TOML: {error}") from error
+        raise UsageError(f"{none}: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{none}: its lists or tables nest too deep") from error

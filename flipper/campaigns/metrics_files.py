@@ -148,7 +148,7 @@ def read_series(metrics: Metrics, files: Iterable[Path], whole: bool = True) -> 
     for path in files:
         if not path.is_file():
             continue
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = path.read_bytes().decode("utf-8-sig", "replace")
         if not whole:
             text = text[: text.rfind("\n") + 1]
         for where, row in _rows(metrics, text, series):
@@ -185,7 +185,7 @@ def _json_rows(text: str, series: Series) -> Iterator[tuple[str, dict[str, Any]]
             continue
         try:
             row = _json(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter where it nests too deep
             row = None
         if isinstance(row, dict):
             yield f"line {number} of its metrics", row

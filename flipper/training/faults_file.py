@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from flipper import toml
 from flipper.errors import FlipperError, UsageError
 from flipper.faults.model import FaultModel, parse_weights
 from flipper.faults.plan import FaultPlan
@@ -48,7 +48,7 @@ def read_faults(path: Path) -> LiveFaults:
         manifest = read_manifest(path)
         return LiveFaults(manifest.table.plan(), None, manifest.seed or 0)
     try:
-        table = _toml(text)
+        table = toml.parse(text, "neither a manifest nor TOML")
         faults = table.get("faults", table)
         if not isinstance(faults, dict):
             raise UsageError("faults is no table of options")
@@ -90,14 +90,3 @@ def _is_kind(kind: str, value: Any) -> bool:
         case "a table of numbers":
             return isinstance(value, Mapping)
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value))
-
-
-def _toml(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"neither a manifest nor TOML: {error}") from error

@@ -112,6 +112,20 @@ def test_csv_with_quotes_gaps_other_delimiters_and_repeated_headers(tmp_path: Pa
         assert (losses(series), metrics(series)) == ({1: 0.5, 3: 0.25}, {2: 0.75, 3: 0.5})
 
 
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("step,loss,accuracy\n1,0.5,0.25\n", {"format": "csv"}),
+        ('{"step":1,"loss":0.5,"accuracy":0.25}\n', {}),
+        ("step 1 loss 0.5 acc 0.25\n", {**FULL, "pattern": "^" + FULL["pattern"]}),
+    ],
+    ids=["csv", "jsonl", "stdout"],
+)
+def test_a_byte_order_mark_is_no_part_of_what_is_told(tmp_path: Path, text: str, table: dict[str, Any]) -> None:
+    series = read("\ufeff" + text, table, tmp_path)
+    assert (losses(series), metrics(series), series.problems) == ({1: 0.5}, {1: 0.25}, [])
+
+
 def test_a_bar_that_is_drawn_over_and_over_is_read_line_by_line(tmp_path: Path) -> None:
     text = "\rstep 1 loss 3\rstep 2 loss 2\r\nnoise\nstep 3 loss 1 acc 0.5\n"
     series = read(text, FULL, tmp_path)
@@ -179,6 +193,8 @@ def test_what_json_writes_is_read_as_it_was(rows: list[tuple[float, float | None
         ('{"it":1,"loss":1,"accuracy":1}\n', {}, "it told of no 'step' (seen: it, loss, accuracy); metrics.step"),
         ('{"step":1,"accuracy":1}\n', {"loss": "train"}, "it told of no 'train' (seen: step, accuracy)"),
         ("{}\nwarning: x\n", {}, "line 2 of its metrics is no JSON object: 'warning: x'"),
+        ("[" * 100_000 + "\n", {}, "line 1 of its metrics is no JSON object: '[["),
+        ('{"step":' + "[" * 100_000 + "\n", {}, "line 1 of its metrics is no JSON object: '{\"step\":[[["),
         ("[1, 2]\n", {}, "line 1 of its metrics is no JSON object: '[1, 2]'"),
         ('{"step":1.5,"loss":1}\n', {}, "line 1 of its metrics: its step is 1.5, not a whole number"),
         ('{"step":1,"loss":"low"}\n', {}, "line 1 of its metrics: could not convert string to float: 'low'"),

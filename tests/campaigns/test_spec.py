@@ -152,6 +152,7 @@ def test_a_wrong_key_is_told_with_what_was_seen_and_what_is_allowed(tmp_path: Pa
         ('parallel = ["ddp:2", "pipeline:2"]', "", "an axis parallel is missing"),
         ("[axes]", "[[slices]]\ntrials = 0", "slices 1: trials must be a positive whole number"),
         ("[campaign]", "[campaign", "no TOML"),
+        ("count = 1", f"count = {'[' * 5000}{']' * 5000}", "no TOML: its lists or tables nest too deep"),
     ],
 )
 def test_a_wrong_table_is_told(tmp_path: Path, old: str, new: str, told: str) -> None:

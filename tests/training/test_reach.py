@@ -441,6 +441,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
         ("seed = true", "the table needs a seed, 0 to 2**64 - 1, not True"),
         ("seed = 1\ntarget = 'weights'", "no target 'weights'; known: state, gradient, local-gradient"),
         ("seed 1", "neither a manifest nor TOML: "),
+        (f"seed = {'[' * 5000}", "neither a manifest nor TOML: its lists or tables nest too deep"),
         ("seed = 1\nbits = 7", "--bits: 7 is not text"),
         ("seed = 1\nlayer = 3", "layer must be a text or a list of texts, not 3"),
         ("seed = 1\ndtype = [3]", "dtype must be a text or a list of texts, not [3]"),
