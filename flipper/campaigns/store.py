@@ -167,7 +167,7 @@ def trials_there(path: Path) -> Counter[int]:
     """How many trials of each cell a database has, of whatever version; none where there is no database yet."""
     found: Counter[int] = Counter()
     if path.is_file():
-        with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=30)) as database, _told(path):
+        with _told(path), closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=30)) as database:
             if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone():
                 found.update(dict(database.execute(
                     "SELECT cell, COUNT(DISTINCT trial) FROM runs WHERE kind = 'trial' GROUP BY cell"

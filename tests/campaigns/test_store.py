@@ -8,11 +8,12 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from flipper.campaigns.record import RunRecord
-from flipper.campaigns.store import Store
+from flipper.campaigns.store import Store, trials_there
 from flipper.errors import OutputError, UsageError
 
 
@@ -106,6 +107,19 @@ def test_a_database_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="can't be used"):
         list(Store(tmp_path / "r.sqlite").runs("trial"))
     assert not (tmp_path / "r.sqlite.lock").exists()
+
+
+def test_a_database_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of another user, which root can open all the same."""
+
+    def connect(*_: object, **__: object) -> NoReturn:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    (tmp_path / "r.sqlite").touch()
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    for opened in (trials_there, Store):
+        with pytest.raises(OutputError, match=r"r\.sqlite can't be used: unable to open database file; try again"):
+            opened(tmp_path / "r.sqlite")
 
 
 def test_results_of_a_newer_flipper_are_refused(tmp_path: Path) -> None:
