@@ -81,7 +81,7 @@ def _replaced(lock: Path, partial: Path) -> bool:
 def _gone(lock: Path) -> Owner | None:
     """The process, gone, that has the lock; None when there is no lock. OutputError says who has it still."""
     holder = Owner.read(lock)
-    if lock.exists() and not (holder and holder.gone):
+    if os.path.lexists(lock) and not (holder and holder.gone):
         who = holder or "another process"
         raise OutputError(f"{who} writes to this campaign; wait for it, or remove {lock} if it is gone")
     return holder

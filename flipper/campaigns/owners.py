@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from flipper.errors import DAMAGED
 from flipper.training.processes import stat
 
 _UNTOLD: Final = "running"
@@ -37,7 +38,9 @@ class Owner:
     @classmethod
     def read(cls, path: Path) -> Owner | None:
         """The one that a file names; None where it can't be told."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        if not path.is_file():  # a pipe would be waited for
+            return None
+        with suppress(*DAMAGED):
             record = json.loads(path.read_text("utf-8"))
             return cls(str(record["host"]), int(record["process"]), str(record["started"]))
         return None
@@ -77,7 +80,7 @@ def _started(process: int) -> str | None:
         return None if found[0] in "ZX" else found[19]
     try:
         os.kill(process, 0)  # without /proc, or where it hides the processes of others
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter of a number that no process can have
         return None
     except OSError:
         pass

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,31 @@ def test_a_lock_is_released_by_its_owner_only(tmp_path: Path) -> None:
     assert lock.exists()
 
 
-def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path) -> None:
-    (tmp_path / "x.lock").write_text("")
+@pytest.mark.parametrize("process", [2**31, 2**63, 10**21])
+def test_a_lock_of_a_number_that_no_process_has_is_taken_over(tmp_path: Path, process: int) -> None:
+    lock = tmp_path / "x.lock"
+    lock.write_text(Owner(socket.gethostname(), process, "1").text())
+    locks.take(lock)
+    assert Owner.read(lock) == Owner.here()
+    assert not owners.gone(Owner.here().tag)
+    assert owners.gone(Owner(socket.gethostname(), process, "1").tag)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.touch,
+        Path.mkdir,
+        os.mkfifo,
+        lambda lock: lock.symlink_to("nowhere"),
+        lambda lock: lock.symlink_to(lock.name),
+        lambda lock: lock.write_text("[" * 100_000),
+        lambda lock: lock.write_text('{"host": "x", "process": Infinity, "started": "1"}'),
+    ],
+    ids=["empty", "folder", "pipe", "dangling", "loop", "deep", "infinite"],
+)
+def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "x.lock")
     with pytest.raises(OutputError, match=r"another process writes to this campaign; .*x\.lock if it is gone"):
         locks.take(tmp_path / "x.lock")
 
