@@ -13,7 +13,7 @@ from flipper import toml
 from flipper.campaigns import deaths, fault_kinds
 from flipper.campaigns.command_lines import check_commands, checkpoints_of
 from flipper.campaigns.metrics_files import metrics_of
-from flipper.errors import FlipperError, UsageError
+from flipper.errors import FlipperError, UsageError, shortened
 from flipper.text_files import read_named
 
 AMOUNTS: Final = ("count", "ber", "fraction", "fit", "hours")
@@ -65,6 +65,9 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
 
 _SEVERAL: Final = frozenset(("training_seeds", "detect"))
 """Keys of [campaign] whose lists may be written as a single value."""
+
+DEEPEST: Final = 20
+"""How deep lists and tables may nest; more than any key takes, and less than what reads and writes them can do."""
 
 Value = Any
 Axes = dict[str, tuple[Value, ...]]
@@ -168,6 +171,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
 def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     """The campaign that the tables of a campaign file ask for; here: the folder of the file. Raises UsageError."""
     here = here or Path.cwd()
+    _check_plain(document)
     _known("table", document, ("campaign", "axes", "slices", "commands", "metrics", "slurm"))
     campaign = _table(document, "campaign")
     _known("key of [campaign]", campaign, KINDS)
@@ -210,6 +214,31 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     spec = Spec(commands=commands, metrics=metrics, slurm=_table(document, "slurm", needed=False), **values)
     _check(spec)
     return spec
+
+
+def _check_plain(value: Any, where: str = "", depth: int = 0) -> None:
+    """Whether JSON has a word for a value, and a command line a place; raises UsageError naming its key."""
+    if depth > DEEPEST:
+        raise UsageError(f"{shortened(where)}: lists and tables nest deeper than {DEEPEST}; no key takes that")
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_text(key, f"{where or 'the file'} has the key")
+            _check_plain(each, f"{where}.{key}".lstrip("."), depth + 1)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_plain(each, where, depth + 1)
+    elif isinstance(value, str):
+        _check_text(value, f"{where} is")
+    elif not isinstance(value, int | float):
+        raise UsageError(
+            f"{where} is {value}, a {type(value).__name__}; it must be a text, which stands in quotes, a number, true, "
+            "false, or a list or table of these"
+        )
+
+
+def _check_text(text: str, which: str) -> None:
+    if "\0" in text:
+        raise UsageError(f"{which} {text!r}; no text may hold the character NUL: command lines and file names can't")
 
 
 def _is_kind(value: Any, kinds: tuple[type, ...]) -> bool:

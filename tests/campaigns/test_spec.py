@@ -115,7 +115,9 @@ def test_one_training_seed_goes_with_commands_that_take_none(tmp_path: Path) -> 
         ("inject_epoch = 2", "nothing would be trained"),
         ('name = "a/b"', "campaign.name is 'a/b'"),
         ('name = " "', "campaign.name is ' '; it names a folder"),
-        ('name = "a\\u0000b"', r"campaign.name is 'a\x00b'; it names a folder"),
+        ('name = "a\\u0000b"', r"campaign.name is 'a\x00b'; no text may hold the character NUL"),
+        ('training_seeds = [1, "\\u0000"]', r"campaign.training_seeds is '\x00'; no text may hold the character NUL"),
+        ("name = 2020-01-01", "campaign.name is 2020-01-01, a date; it must be a text, which stands in quotes, a "),
         ('better = "more"', 'campaign.better must be "higher" or "lower", not \'more\''),
         ("extreme_factor = nan", "campaign.extreme_factor must be a number above 1, not nan"),
         ("tolerance = inf", 'campaign.tolerance must be "auto", or a number in the metric, not inf'),
@@ -145,6 +147,14 @@ def test_a_wrong_key_is_told_with_what_was_seen_and_what_is_allowed(tmp_path: Pa
     [
         ("[axes]", "[axis]", "no table 'axis'"),
         ("count = 1", "counts = 1", "no axis of axes 'counts'; did you mean count?"),
+        ("count = 1", "count = 2020-01-01", "axes.count is 2020-01-01, a date; it must be a text, which stands in "),
+        ("count = 1", "count = [1, 07:32:00]", "axes.count is 07:32:00, a time; it must be a text"),
+        ("count = 1", "weight = {a = 1979-05-27T07:32:00Z}", "axes.weight.a is 1979-05-27 07:32:00+00:00, a datetime;"),
+        ("[axes]", "[slurm]\ntime = 07:32:00\n[axes]", "slurm.time is 07:32:00, a time; it must be a text"),
+        ("[axes]", '[commands]\na = "x\\u0000"\n[axes]', r"commands.a is 'x\x00'; no text may hold the character NUL"),
+        ("[axes]", '[commands]\n"a\\u0000" = "x"\n[axes]', r"commands has the key 'a\x00'; no text may hold the cha"),
+        ("count = 1", f"{'.'.join(['count'] * 5000)} = 1", ".count: lists and tables nest deeper than 20; no key"),
+        ("count = 1", f"count = {'[' * 50}{']' * 50}", "axes.count: lists and tables nest deeper than 20; no key"),
         ("count = 1", "count = []", "axes: count has no value"),
         ("count = 1", "count = [1, 1]", "axes: count has 1 twice"),
         ("count = 1", "count = [[1, 2]]", "axes: count takes no list"),
@@ -203,6 +213,12 @@ def test_a_set_that_is_no_key_and_value_is_refused(tmp_path: Path, change: str) 
     text = WHOLE + "[[slices]]\nrole = \"parameter\"\n"
     with pytest.raises(UsageError, match="--set"):
         read_spec(written(tmp_path, text), [change])
+
+
+@pytest.mark.parametrize("change", ["axes.count=2020-01-01", "axes.bits=sign,2020-01-01", "seed=07:32:00"])
+def test_a_set_to_a_date_or_time_is_refused(tmp_path: Path, change: str) -> None:
+    with pytest.raises(UsageError, match=r"; it must be a text, which stands in quotes, a number, true, false, or a "):
+        read_spec(written(tmp_path, WHOLE), [change])
 
 
 def test_slices_take_what_axes_gives_to_all_and_replace_it(tmp_path: Path) -> None:
