@@ -106,16 +106,19 @@ def _check_line(line: str, known: Iterable[str], metrics_file: bool) -> None:
         )
 
 
-def checkpoints_of(where: str, given: Any, here: Path) -> list[str]:
+def checkpoints_of(where: str, given: Any, here: Path | None) -> list[str]:
     """The checkpoints that paths and globs stand for, each once, as they were given; those of a glob in sorted order.
 
-    where: for messages. here: what they are relative to. Flipper's own manifests beside them are left out of globs.
-    Raises UsageError naming what isn't there.
+    where: for messages. here: what they are relative to; None takes them as they are, there or not. Flipper's own
+    manifests beside them are left out of globs. Raises UsageError naming what isn't there.
     """
     found: list[str] = []
     for each in given if isinstance(given, list) else [given]:
         if not isinstance(each, str) or not each:
             raise UsageError(f"{where}: checkpoint must be a path or a glob, or a list of these, not {each!r}")
+        if here is None:
+            found.append(each)
+            continue
         matches = [each] if os.path.exists(here / each) else sorted(glob.glob(each, root_dir=here, recursive=True))
         matches = [match for match in matches if not match.endswith((".flipper.json", ".flipper.npz"))]
         if not matches:

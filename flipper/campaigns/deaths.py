@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flipper.errors import UsageError
+from flipper.failstop.choices import LOST_SHARES, RECOVERIES, WORLD_BATCHES, WORLD_RATES
 from flipper.failstop.kills import LEAST_SHAPE, Kill
 from flipper.training.layouts import Parallel
 
@@ -60,8 +61,6 @@ def check_value(where: str, axis: str, value: Any) -> None:
 
 
 def _choices(axis: str) -> tuple[str, ...]:
-    from flipper.failstop.spec import LOST_SHARES, WORLD_BATCHES, WORLD_RATES
-
     return dict(zip(CHOICES, (WORLD_BATCHES, WORLD_RATES, LOST_SHARES), strict=True))[axis]
 
 
@@ -69,8 +68,6 @@ def _allowed(axis: str, value: Any) -> bool:
     if isinstance(value, str):
         match axis:
             case "recovery":
-                from flipper.failstop.spec import RECOVERIES
-
                 every = _RESTART.fullmatch(value)
                 return value in RECOVERIES if every is None else int(every[1]) > 0
             case "step":

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flipper.campaigns.cells import Cell, canonical, cells_of
-from flipper.campaigns.spec import Spec, read_spec
+from flipper.campaigns.settled import read_settled
+from flipper.campaigns.spec import Spec, check_recipe, read_spec
 from flipper.campaigns.store import trials_there
 from flipper.checkpoints.output import atomic_output
 from flipper.errors import DAMAGED, OutputError, UsageError
@@ -84,13 +85,11 @@ class Campaign:
 def open_campaign(path: Path) -> Campaign:
     """The campaign of a folder that was run before; raises UsageError."""
     folder = Folder(path)
+    spec, cells = read_settled(folder.campaign)
     try:
-        document = json.loads(folder.campaign.read_text("utf-8"))
-        spec = Spec.from_record(document["spec"])
-        numbers = {canonical(cell["axes"]): int(cell["cell"]) for cell in document["cells"]}
+        check_recipe(spec)
+        numbers = {canonical(cell["axes"]): cell["cell"] for cell in cells}
         return Campaign(folder, spec, cells_of(spec, numbers))
-    except FileNotFoundError:
-        raise UsageError(f"{path} is no campaign's folder: it has no campaign.json; `campaign run` makes one") from None
     except DAMAGED as error:
         raise UsageError(f"{folder.campaign} is damaged: {error}") from error
 

@@ -15,9 +15,11 @@ from flipper.injection.manifest import sha256_of
 
 @contextmanager
 def reading(record: Path) -> Iterator[None]:
-    """Raise UsageError, and say what to do, where a golden run's folder is not as it was left."""
+    """Raise UsageError, and say what to do, where a golden run's folder is not as it was left, or can't be read."""
     try:
         yield
+    except PermissionError as error:
+        raise UsageError(f"{error.filename or record} can't be read: {error.strerror}") from error
     except DAMAGED as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else error
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from flipper import toml
 from flipper.campaigns import deaths, fault_kinds
-from flipper.campaigns.command_lines import check_commands, checkpoints_of
+from flipper.campaigns.command_lines import OF_A_RECIPE, check_commands, checkpoints_of
 from flipper.campaigns.metrics_files import metrics_of
 from flipper.errors import FlipperError, UsageError, shortened
 from flipper.text_files import read_named
@@ -141,16 +142,17 @@ class Spec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Spec:
-        """What `record` gave; lists have become of tuples on the way through JSON."""
-        known = {each.name for each in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in record.items():
-            values[key] = tuple(value) if isinstance(value, list) else value
-        values["slices"] = tuple(
-            Slice({axis: tuple(given) for axis, given in part["axes"].items()}, part["trials"])
-            for part in record["slices"]
-        )
-        return cls(**{key: value for key, value in values.items() if key in known})
+        """What `record` gave; raises UsageError for anything else. What it names may be elsewhere by now.
+
+        Without the checks of `check_recipe`, whose imports take longer than all else.
+        """
+        record = json.loads(json.dumps(record))
+        here = record.get("here")
+        spec = spec_of(_tables(record), Path(here) if isinstance(here, str) else None, kept=True)
+        for key, value in json.loads(json.dumps(spec.record())).items():
+            if key in record and record[key] != value:
+                raise UsageError(f"{key} is {record[key]!r}, which `campaign run` does not write there")
+        return spec
 
 
 def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
@@ -168,8 +170,11 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> Spec:
         raise UsageError(f"{path}: {error}") from error
 
 
-def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
-    """The campaign that the tables of a campaign file ask for; here: the folder of the file. Raises UsageError."""
+def spec_of(document: Mapping[str, Any], here: Path | None = None, kept: bool = False) -> Spec:
+    """The campaign that the tables of a campaign file ask for; here: the folder of the file. Raises UsageError.
+
+    kept: they are of a campaign that was run before, and what they name need not be there any more.
+    """
     here = here or Path.cwd()
     _check_plain(document)
     _known("table", document, ("campaign", "axes", "slices", "commands", "metrics", "slurm"))
@@ -200,7 +205,7 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
     if bool(commands) == ("recipe" in values):
         raise UsageError("give campaign.recipe, or a table [commands] with a line for each layout; one of them")
     values["fault"] = fault_kinds.fault_of(document)
-    values["slices"] = _slices(document, commands, here, values["fault"])
+    values["slices"] = _slices(document, commands, None if kept else here, values["fault"])
     if "name" not in values:
         raise UsageError("campaign.name is missing: a text, which names the folder of the results too")
     metric = values.setdefault("metric", metrics.get("metric", "accuracy"))
@@ -213,7 +218,34 @@ def spec_of(document: Mapping[str, Any], here: Path | None = None) -> Spec:
         raise UsageError("a table [metrics] goes with [commands]; a recipe's are known")
     spec = Spec(commands=commands, metrics=metrics, slurm=_table(document, "slurm", needed=False), **values)
     _check(spec)
+    if not kept:
+        check_recipe(spec)
     return spec
+
+
+def _tables(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a campaign file that asks for what a record holds."""
+    usual = {each.name: each.default for each in fields(Spec)}
+    campaign = {key: value for key, value in record.items() if key in KINDS and value is not None}
+    if record.get("commands"):
+        for key in OF_A_RECIPE:
+            if campaign.get(key) in ([], usual[key]):
+                campaign.pop(key, None)
+    if record.get("census") is True:
+        campaign["trials"] = "all"
+    elif "margin" in campaign:
+        campaign.pop("trials", None)
+    tables = {name: record[name] for name in ("commands", "metrics", "slurm") if record.get(name)}
+    return {**tables, "campaign": campaign, "slices": _parts(record.get("slices"))}
+
+
+def _parts(slices: Any) -> list[dict[str, Any]]:
+    """The tables of the slices of a record."""
+    if not isinstance(slices, list) or not all(isinstance(p, dict) and isinstance(p.get("axes"), dict) for p in slices):
+        raise UsageError(f"slices must be a list of tables, each with its axes and trials, not {slices!r}")
+    return [
+        {**part["axes"], **({} if part.get("trials") is None else {"trials": part["trials"]})} for part in slices
+    ]
 
 
 def _check_plain(value: Any, where: str = "", depth: int = 0) -> None:
@@ -315,8 +347,10 @@ def _amount(trials: Any, margin: float | None) -> dict[str, Any]:
     return {} if trials is None else {"trials": trials}
 
 
-def _slices(document: Mapping[str, Any], commands: Mapping[str, str], here: Path, fault: str) -> tuple[Slice, ...]:
-    """The slices, each with what [axes] gives to all; [axes] alone is the only one."""
+def _slices(
+    document: Mapping[str, Any], commands: Mapping[str, str], here: Path | None, fault: str
+) -> tuple[Slice, ...]:
+    """The slices, each with what [axes] gives to all; [axes] alone is the only one. here: None looks for no files."""
     axes = deaths.AXES if fault == fault_kinds.RANK_LOSS else AXES
     shared = _table(document, "axes", needed=False)
     parts = document.get("slices", [{}])
@@ -386,15 +420,16 @@ def _check(spec: Spec) -> None:
     if spec.timeout <= 0:
         raise UsageError(f"campaign.timeout must be a positive number of seconds, not {spec.timeout}")
     fault_kinds.check_keys(spec)
-    if spec.recipe:
-        _check_recipe(spec)
 
 
-def _check_recipe(spec: Spec) -> None:
+def check_recipe(spec: Spec) -> None:
+    """Raise UsageError for what a recipe can't be told; a campaign of commands has none."""
+    if not spec.recipe:
+        return
     from flipper.training.recipes import check_name, user
     from flipper.training.spec import DETECTORS, DEVICES, LONGEST_TIMEOUT, SUFFIXES
 
-    if spec.recipe and not user.is_meant(spec.recipe):  # a user's file may be elsewhere where results are only read
+    if not user.is_meant(spec.recipe):  # a user's file may be elsewhere where results are only read
         check_name(spec.recipe)
     if spec.fault == fault_kinds.BIT_FLIP and (spec.inject_epoch is None) == (spec.inject_step is None):
         raise UsageError("give campaign.inject_epoch or campaign.inject_step: after which the state is altered")

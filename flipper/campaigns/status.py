@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 from flipper.campaigns.outcomes import OUTCOMES, band_of, bands, golden_key, outcome_of
 from flipper.campaigns.owners import Owner
 from flipper.campaigns.record import RunRecord
+from flipper.campaigns.settled import read_settled
 from flipper.campaigns.spec import Spec
 from flipper.campaigns.store import Store
-from flipper.errors import DAMAGED, UsageError
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -21,14 +20,8 @@ def status(path: Path) -> dict[str, Any]:
 
     Of shards that aren't merged yet, all together. Raises UsageError when the folder is no campaign's.
     """
-    try:
-        document = json.loads((path / "campaign.json").read_text("utf-8"))
-        spec = Spec.from_record(document["spec"])
-        planned = sum(int(cell["trials"]) for cell in document["cells"])
-    except FileNotFoundError:
-        raise UsageError(f"{path} is no campaign's folder: it has no campaign.json") from None
-    except DAMAGED as error:
-        raise UsageError(f"{path / 'campaign.json'} is damaged: {error}") from error
+    spec, cells = read_settled(path / "campaign.json")
+    planned = sum(cell["trials"] for cell in cells)
     databases = sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name))
     outcomes, null_trials, seconds = _read(spec, databases)
     holders = (Owner.read(each.with_name(f"{each.name}.lock")) for each in databases)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flipper.errors import UsageError
+from flipper.failstop.choices import RECOVERIES
 from flipper.failstop.costs import Costs
 from flipper.failstop.failures import Failures
-from flipper.failstop.spec import RECOVERIES, check_world, one_of
+from flipper.failstop.spec import check_world, one_of
 from flipper.training.interval import young_daly
 from flipper.training.launch import run_ranks
 from flipper.training.layouts import SINGLE

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from flipper.errors import UsageError
+from flipper.failstop.choices import LOST_SHARES, RECOVERIES, WORLD_BATCHES, WORLD_RATES
 from flipper.failstop.kills import Kill, check
 from flipper.training.spec import TrainSpec
-
-RECOVERIES: Final = ("restart", "rollback", "lossy")
-WORLD_BATCHES: Final = ("fixed", "per-rank")
-WORLD_RATES: Final = ("keep", "linear")
-LOST_SHARES: Final = ("drop", "zero")
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> None:

@@ -117,6 +117,24 @@ def test_paths_are_relative_to_the_campaign_file_and_not_to_where_it_is_read(
 
 
 @pytest.mark.parametrize(
+    "campaign",
+    [
+        {}, {"metric": "loss"}, {"metric": "loss", "better": "higher"}, {"trials": "all"}, {"training_seeds": [3]},
+        {"tolerance": "auto", "threads": 2, "inject_step": 7, "fit": 3}, {"contrast": ["own", "other"]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "metrics", [{}, {"metric": "f1", "format": "csv"}, {"format": "stdout", "pattern": ["(?P<b>.)"], "metric": "b"}]
+)
+def test_a_record_is_the_same_spec_where_the_checkpoints_are_gone(
+    tmp_path: Path, campaign: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    spec = asked(tmp_path, axes={"layer": [["a", "b"], "c"]}, metrics=metrics, **campaign)
+    (tmp_path / "weights.safetensors").unlink()
+    assert Spec.from_record(spec.record()) == spec
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("run {checkpoint} {metrics} {bitz}",

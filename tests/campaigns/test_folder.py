@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from campaign_processes import number_of, stored
@@ -12,7 +15,9 @@ from campaign_processes import number_of, stored
 from flipper.campaigns.cells import cells_of
 from flipper.campaigns.engines import open_engine
 from flipper.campaigns.folder import campaign_of, open_campaign
+from flipper.campaigns.kept import reading
 from flipper.campaigns.run import run_campaign
+from flipper.campaigns.status import status
 from flipper.errors import RecipeError, UsageError
 
 SPEC = """
@@ -77,6 +82,63 @@ def test_what_is_no_campaign_is_told(folder: Path, content: str) -> None:
     (folder / "campaign.json").write_text(content)
     with pytest.raises(UsageError, match=r"campaign\.json is damaged: "):
         open_campaign(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ({}, {"slices": []}, "slices must be tables, each begun by [[slices]]"),
+        ({}, {"slices": [{"axes": {"parallel": []}, "trials": None}]}, "slices 1: parallel has no value"),
+        ({}, {"slices": None}, "slices must be a list of tables, each with its axes and trials, not None"),
+        ({}, {"trials": "six"}, "campaign.trials must be a positive whole number or \"all\", not 'six'"),
+        ({}, {"tolerance": "auto"}, "tolerance is 'auto', which `campaign run` does not write there"),
+        ({}, {"census": "yes"}, "census is 'yes', which `campaign run` does not write there"),
+        ({}, {"here": 7}, "here is 7, which `campaign run` does not write there"),
+        ({}, {"name": "a/b"}, "campaign.name is 'a/b'; it names a folder"),
+        ({}, {"margin": 2}, "campaign.margin must be a number between 0 and 0.5, not 2"),
+        ({}, {"training_seeds": []}, "campaign.training_seeds must be whole numbers"),
+        ({}, {"recipe": None}, "give campaign.recipe, or a table [commands]"),
+        ({"spec": {}}, {}, "slices must be a list of tables, each with its axes and trials, not None"),
+        ({"spec": None}, {}, "it holds no spec"),
+        ({"cells": None}, {}, "it holds no cells"),
+        ({"cells": [{"cell": 0, "axes": {}}]}, {}, "a cell must be a table of its number, axes and trials, not {'cell"),
+        ({"cells": [{"cell": 0, "axes": {}, "trials": 1}] * 2}, {}, "two cells have the number 0"),
+    ],
+)
+def test_a_campaign_that_no_file_asks_for_is_told_by_its_key(
+    folder: Path, part: dict[str, Any], value: dict[str, Any], told: str
+) -> None:
+    document = json.loads((folder / "campaign.json").read_text())
+    document["spec"] |= value
+    (folder / "campaign.json").write_text(json.dumps(document | part))
+    for read in (open_campaign, status):
+        with pytest.raises(UsageError) as error:
+            read(folder)
+        assert str(error.value).startswith(f"{folder / 'campaign.json'} is damaged: {told}")
+
+
+def test_a_recipe_is_told_what_it_can_be_told(folder: Path) -> None:
+    written = (folder / "campaign.json").read_text()
+    (folder / "campaign.json").write_text(written.replace('"device": "cpu"', '"device": "tpu"'))
+    with pytest.raises(UsageError, match=r"campaign\.json is damaged: campaign\.device: there is no 'tpu', but auto"):
+        open_campaign(folder)
+
+
+def test_a_folder_whose_campaign_cannot_be_read_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    for read in (open_campaign, status):
+        with pytest.raises(UsageError) as error:
+            read(folder)
+        assert str(error.value) == f"{folder / 'campaign.json'} can't be read: Permission denied"
+
+
+def test_a_golden_run_that_cannot_be_read_is_not_damaged(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error, reading(tmp_path / "golden.json"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "clean.pt"))
+    assert str(error.value) == f"{tmp_path / 'clean.pt'} can't be read: Permission denied"
 
 
 def run(folder: Path, trials: int) -> None:
