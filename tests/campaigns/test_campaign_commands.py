@@ -131,6 +131,13 @@ def test_a_run_that_is_finished_runs_nothing_again(folder: Path) -> None:
     assert flipper("campaign", "export", "tiny", cwd=folder).stdout == before
 
 
+EMPTY: list[tuple[object, ...]] = [
+    ("run", "tiny.toml", "--out", ""), ("run", ""), ("show", ""), ("status", ""), ("export", ""), ("report", ""),
+    ("trial", "", "--cell", 0, "--trial", 0), ("merge", ""), ("merge", "tiny", ""), ("report", "tiny", "--figures", ""),
+]  # fmt: skip
+"""Commands whose folder has a name without a letter."""
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
@@ -146,6 +153,7 @@ def test_a_run_that_is_finished_runs_nothing_again(folder: Path) -> None:
         (("export", "tiny", "--to", "parquet"), 2, "--to parquet needs -o FILE"),
         (("run", "tiny.toml", "--set", "recipe=digits", "--out", "o"), 2, "digits"),
         (("rnu", "tiny.toml"), 2, "did you mean run?"),
+        *((words, 2, "the name is empty; give a path, which is . for the working folder") for words in EMPTY),
     ],
 )
 def test_what_is_wrong_is_one_line_and_an_exit_code(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from flipper.cli.campaign.options import SPEC_OR_FOLDER, asked
+from flipper.cli.campaign.options import FOLDER, SPEC_OR_FOLDER, asked
 from flipper.cli.options import output_options
 from flipper.cli.output import emit, say
 
 
 @click.command(short_help="Join the results of shards.")
 @SPEC_OR_FOLDER
-@click.argument("others", metavar="[FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("others", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
 @output_options
 def command(
     where: Path,

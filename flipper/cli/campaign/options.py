@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +14,23 @@ from flipper.errors import UsageError
 if TYPE_CHECKING:
     from flipper.campaigns.folder import Campaign
 
-SPEC_OR_FOLDER = click.argument("where", metavar="SPEC-OR-FOLDER", type=click.Path(path_type=Path))
+
+class NamedPath(click.Path):
+    """A path that has a name: an empty one, as of a shell's variable that isn't set, would be the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; click's own error, as of other paths, where the name is empty."""
+        if not os.fspath(value):
+            self.fail("the name is empty; give a path, which is . for the working folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = NamedPath(path_type=Path)
+SPEC_OR_FOLDER = click.argument("where", metavar="SPEC-OR-FOLDER", type=FOLDER)
 SET = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replace a key: axes.count=1,10; repeatable."
 )  # fmt: skip
-OUT = click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Default: the spec's name.")
+OUT = click.option("--out", type=FOLDER, metavar="FOLDER", help="Default: the spec's name.")
 
 
 def shard_option(text: str | None) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flipper.cli.campaign.options import SPEC_OR_FOLDER, existing
+from flipper.cli.campaign.options import FOLDER, SPEC_OR_FOLDER, existing
 from flipper.cli.options import FILE, common_options
 from flipper.cli.output import say
 
@@ -15,7 +15,7 @@ from flipper.cli.output import say
 @SPEC_OR_FOLDER
 @click.option("--format", "style", type=click.Choice(["html", "json"]), default="html", help="Default: html.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Default: FOLDER/report.html; of JSON stdout.")
-@click.option("--figures", type=FILE, metavar="DIR", help="Also write each figure as PDF and SVG there.")
+@click.option("--figures", type=FOLDER, metavar="DIR", help="Also write each figure as PDF and SVG there.")
 @common_options
 def command(
     where: Path, style: str, output: Path | None, figures: Path | None, quiet: bool, verbose: bool, traceback: bool

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from flipper.cli.campaign.options import existing
+from flipper.cli.campaign.options import FOLDER, existing
 from flipper.cli.options import output_options
 from flipper.cli.output import emit
 
 
 @click.command(short_help="Run one trial by itself, again.")
-@click.argument("where", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("where", metavar="FOLDER", type=FOLDER)
 @click.option("--cell", type=click.IntRange(0), required=True, metavar="K", help="Its cell, as `show` lists them.")
 @click.option("--trial", "number", type=click.IntRange(0), required=True, metavar="N", help="Its number in the cell.")
 @click.option("--keep", is_flag=True, help="Keep the altered checkpoint, its manifest and the record, under trials/.")
