@@ -44,7 +44,8 @@ class Coordinator:
     """Runs a campaign. One process, one writer.
 
     executor, at_once, lost: as for Dispatch. shard: (number from 1, how many): only every how-many-th trial and null
-    trial. keep: altered files stay. audit: the part of the shortened trials that is run in full as well.
+    trial. keep: altered files stay. audit: the part of the shortened trials that is run in full as well. on_results: is
+    called before results are stored, and when there are no more to come.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Coordinator:
         audit: float = 0.0,
         lost: Callable[[BaseException], bool] = lambda error: False,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_results: Callable[[], None] = lambda: None,
     ) -> None:
         self.campaign, self.store = campaign, store
         self.shard, self.keep, self.audit = shard, keep, audit
         self.progress = Progress()
         self._dispatch = Dispatch(executor, at_once, lost, self._take, self._crashed)
-        self._on_progress = on_progress
+        self._on_progress, self._on_results = on_progress, on_results
         self._goldens: dict[tuple[Any, ...], RunRecord] = {}
         self._bands: dict[str, Band] = {}
         self._clean: dict[Start, Path] = {}
@@ -84,6 +86,7 @@ class Coordinator:
             self._controls()
             self._nulls()
             self._trials()
+            self._on_results()
             self._audits()
         finally:
             self.store.set_fact("seconds", before + time.monotonic() - began)
@@ -262,8 +265,10 @@ class Coordinator:
             self.progress.notes.append(note)
 
     def _keep_result(self, *records: RunRecord) -> None:
-        self.store.add(*records)
         record = records[-1]
+        if record.kind not in ("golden", "control"):
+            self._on_results()
+        self.store.add(*records)
         self.progress.done += 1
         if record.kind == "trial":
             self._count(record)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from flipper.campaigns.folder import Campaign, difference, open_campaign
+from flipper.campaigns.folder import Campaign, difference, open_campaign, write
 from flipper.campaigns.record import KINDS, RunRecord
 from flipper.campaigns.store import Store
 from flipper.errors import UsageError
@@ -63,6 +63,7 @@ def merge(campaign: Campaign, others: Sequence[Path] = ()) -> list[Joined]:
             told.new = len(new)
             joined.append(told)
             chosen.append(new)
+        write(campaign)
         target.join(_records(sources, stores, chosen), _seconds(target, sources, stores))
     return joined
 

@@ -12,7 +12,7 @@ from flipper.campaigns.owners import Owner
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.settled import read_settled
 from flipper.campaigns.spec import Spec
-from flipper.campaigns.store import Store
+from flipper.campaigns.store import Store, lock_of
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def status(path: Path) -> dict[str, Any]:
     planned = sum(cell["trials"] for cell in cells)
     databases = sorted(path.glob("results*.sqlite"), key=lambda each: (each.name != "results.sqlite", each.name))
     outcomes, null_trials, seconds = _read(spec, databases)
-    holders = (Owner.read(each.with_name(f"{each.name}.lock")) for each in databases)
+    holders = (Owner.read(lock_of(each)) for each in databases)
     counted = Counter(outcomes)
     return {
         "name": spec.name,

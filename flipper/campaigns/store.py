@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +15,9 @@ from typing import Any, Final
 from flipper.campaigns import locks
 from flipper.campaigns.record import RunRecord
 from flipper.errors import FlipperError, OutputError, UsageError
+
+Numbers = dict[tuple[str, int], set[int]]
+"""By kind and cell (-1 where it has none), the numbers of the runs that are stored."""
 
 MIGRATIONS: Final = (
     """
@@ -42,7 +44,7 @@ class Store:
 
     def __init__(self, path: Path, write: bool = False) -> None:
         self.path = path
-        self._lock = path.with_name(f"{path.name}.lock") if write else None
+        self._lock = lock_of(path) if write else None
         if not write and not path.is_file():
             raise UsageError(f"{path.parent} has no results yet: no {path.name}")
         if self._lock is not None:
@@ -163,15 +165,19 @@ class Store:
             locks.release(self._lock)
 
 
-def trials_there(path: Path) -> Counter[int]:
-    """How many trials of each cell a database has, of whatever version; none where there is no database yet."""
-    found: Counter[int] = Counter()
+def lock_of(path: Path) -> Path:
+    """The lock of a database's one writer."""
+    return path.with_name(f"{path.name}.lock")
+
+
+def numbers_there(path: Path) -> Numbers:
+    """The runs that a database has, of whatever version; none where there is no database yet."""
+    found: Numbers = {}
     if path.is_file():
         with _told(path), closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=30)) as database:
             if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone():
-                found.update(dict(database.execute(
-                    "SELECT cell, COUNT(DISTINCT trial) FROM runs WHERE kind = 'trial' GROUP BY cell"
-                )))  # fmt: skip
+                for kind, cell, number in database.execute("SELECT DISTINCT kind, cell, trial FROM runs"):
+                    found.setdefault((kind, cell), set()).add(number)
     return found
 
 

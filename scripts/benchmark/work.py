@@ -565,7 +565,7 @@ def made_trials(folder: str, trials: str) -> int:
              "null_trials": 20, "training_seeds": [1, 2, 3]}  # fmt: skip
     axes = {"parallel": ["ddp:2", "pipeline:2"], "bits": ["sign", "exponent"], "count": [1, 10, 100, 1000, 10000]}
     spec = spec_of({"campaign": table, "axes": axes})
-    campaign = settle(spec, Path(folder), {})
+    campaign = settle(spec, Path(folder))
 
     def run(kind: str, parallel: str, trained: int, **values: Any) -> RunRecord:
         steps = [(step, draw.random(), draw.random()) for step in range(23, 85)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flipper.campaigns.engines import open_engine
-from flipper.campaigns.folder import settle
+from flipper.campaigns.folder import planned
 from flipper.campaigns.results import Results, load_results
 from flipper.campaigns.run import run_campaign
 from flipper.campaigns.spec import spec_of
@@ -66,7 +66,7 @@ def run(
 ) -> tuple[Results, list[str]]:
     """Run a campaign in folder/out; its results, and what was noted on the way."""
     spec = spec_of(document(commands, axes or {}, metrics or {}, **campaign), folder)
-    settled = settle(spec, folder / "out", {})
+    settled = planned(spec, folder / "out")
     with open_engine("local", workers) as engine:
         progress = run_campaign(settled, engine, keep=keep)
     return load_results(settled, detail=True), progress.notes

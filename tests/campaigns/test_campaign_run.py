@@ -15,7 +15,7 @@ from flipper.errors import UsageError
 def campaign_of(folder: Path, axes: dict[str, object], **values: object) -> tuple[Spec, Campaign]:
     usual = {"name": "small", "recipe": "digits-mlp", "inject_epoch": 1, "epochs": 2, "trials": 3, "null_trials": 4}
     spec = spec_of({"campaign": {**usual, **values}, "axes": axes})
-    return spec, settle(spec, folder, {})
+    return spec, settle(spec, folder)
 
 
 def finished(campaign: Campaign, **options: object) -> Results:
@@ -113,7 +113,7 @@ def test_going_on_with_more_trials_and_axis_values_leaves_old_results(results: R
     from flipper.campaigns.spec import Slice
 
     axes = {**spec.slices[0].axes, "count": (1, 10, 100), "reach": ("all",), "parallel": ("ddp:2",)}
-    grown = settle(replace(spec, slices=(*spec.slices, Slice(axes, 4))), folder, {})
+    grown = settle(replace(spec, slices=(*spec.slices, Slice(axes, 4))), folder)
     after = {(row["cell"], row["trial"]): row for row in rows(finished(grown))}
     assert {key: after[key] for key in before} == before
     assert len(after) - len(before) == 4 + 2 * 1  # a new cell of 4, and one more trial in two old ones
@@ -123,10 +123,10 @@ def test_a_spec_that_contradicts_results_is_refused(results: Results) -> None:
     from dataclasses import replace
 
     with pytest.raises(UsageError, match="seed = 5, the spec now says 6"):
-        settle(replace(results.campaign.spec, seed=6), results.campaign.folder.path, {})
+        settle(replace(results.campaign.spec, seed=6), results.campaign.folder.path)
     fewer = replace(results.campaign.spec, slices=results.campaign.spec.slices[:0])
     with pytest.raises(UsageError, match="the spec no longer has"):
-        settle(fewer, results.campaign.folder.path, {0: 3})
+        settle(fewer, results.campaign.folder.path)
 
 
 def test_runs_whose_future_is_known_end_early_and_an_audit_agrees(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_runs_whose_future_is_known_end_early_and_an_audit_agrees(tmp_path: Path
     ]
     usual = {"name": "small", "recipe": "digits-mlp", "inject_epoch": 1, "epochs": 2, "trials": 2, "tolerance": 0.05}
     spec = spec_of({"campaign": usual, "axes": {"parallel": "single", "role": "parameter"}, "slices": slices})
-    found = finished(settle(spec, tmp_path, {}), audit=1.0)
+    found = finished(settle(spec, tmp_path), audit=1.0)
     by_count = {(t.cell.axes["count"], t.run.trial): t for t in found.trials}
     same, lost = by_count[5000, 1], by_count[6570, 0]
     assert (same.judgement.outcome, same.run.ended) == ("identical", "identical")
@@ -155,7 +155,7 @@ def test_equal_plans_are_run_once_and_a_margin_stops_a_cell(tmp_path: Path) -> N
                      "tolerance": 0.05},
         "axes": axes,
     })  # fmt: skip
-    found = finished(settle(spec, tmp_path, {}))
+    found = finished(settle(spec, tmp_path))
     runs = [trial.run for trial in found.trials]
     assert [run.trial for run in runs] == list(range(50))  # a lowest mantissa bit harms nothing: the first look stops
     assert not any(trial.harmful for trial in found.trials)

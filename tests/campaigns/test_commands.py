@@ -530,6 +530,19 @@ def test_another_command_is_refused_where_there_are_results(tmp_path: Path) -> N
     assert "out has results with commands.own = " in str(failing(folder, WHOLE + " "))
 
 
+@pytest.mark.parametrize("gone", ["train.sh", "weights.safetensors"])
+def test_more_trials_that_cannot_be_made_leave_the_campaign_as_it_was(tmp_path: Path, gone: str) -> None:
+    folder = project(tmp_path)
+    run(folder, {"own": WHOLE}, trials=1)
+    before = open_campaign(folder / "out")
+    (folder / gone).rename(folder / "elsewhere")
+    failing(folder, WHOLE, trials=2)
+    assert open_campaign(folder / "out") == before
+    (folder / "elsewhere").rename(folder / gone)
+    run(folder, {"own": WHOLE}, trials=2)
+    assert [cell.trials for cell in open_campaign(folder / "out").cells] == [2]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_campaign_that_is_ended_leaves_no_command_behind_and_goes_on_later(tmp_path: Path, number: int) -> None:
     """Its command has a child in a session of its own; the second trial waits for a file when the end comes."""

@@ -26,7 +26,7 @@ def campaign_of(folder: Path, axes: dict[str, Any], **values: Any) -> Campaign:
         "name": "deaths", "fault": "rank-loss", "recipe": "digits-mlp", "inject_epoch": 1, "epochs": 2,
         "trials": TRIALS, "null_trials": 2, "save_every": EVERY, "evaluate_every": 4,
     }  # fmt: skip
-    return settle(spec_of({"campaign": {**usual, **values}, "axes": axes}), folder, {})
+    return settle(spec_of({"campaign": {**usual, **values}, "axes": axes}), folder)
 
 
 def finished(campaign: Campaign) -> Results:

@@ -27,7 +27,7 @@ from flipper.errors import EndedError, TrainingError, UsageError
 
 
 def small(folder: Path, text: str = SPEC) -> Campaign:
-    return settle(spec_of(toml.parse(text)), folder, {})
+    return settle(spec_of(toml.parse(text)), folder)
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def lost(error: BaseException) -> bool:
 
 
 def small(folder: Path, text: str) -> Campaign:
-    return settle(spec_of(toml.parse(text)), folder, {})
+    return settle(spec_of(toml.parse(text)), folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,15 @@ from campaign_processes import number_of, stored
 
 from flipper.campaigns.cells import cells_of
 from flipper.campaigns.engines import open_engine
-from flipper.campaigns.folder import campaign_of, open_campaign
+from flipper.campaigns.folder import Campaign, Folder, campaign_of, open_campaign, settle
 from flipper.campaigns.kept import reading
+from flipper.campaigns.owners import Owner
+from flipper.campaigns.record import RunRecord
 from flipper.campaigns.run import run_campaign
+from flipper.campaigns.spec import read_spec
 from flipper.campaigns.status import status
-from flipper.errors import RecipeError, UsageError
+from flipper.campaigns.store import Store
+from flipper.errors import OutputError, RecipeError, UsageError
 
 SPEC = """
 [campaign]
@@ -35,7 +39,7 @@ count = [1, 10]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "spec.toml").write_text(SPEC)
-    return campaign_of(tmp_path / "spec.toml", tmp_path / "kept").folder.path
+    return settle(read_spec(tmp_path / "spec.toml"), tmp_path / "kept").folder.path
 
 
 def test_a_campaign_of_a_file_is_in_the_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +50,8 @@ def test_a_campaign_of_a_file_is_in_the_folder_of_its_name(tmp_path: Path, monke
     assert [(cell.parallel, cell.axes["count"], cell.trials) for cell in campaign.cells] == [
         ("ddp:2", 3, 4), ("pipeline:2", 3, 4),
     ]  # fmt: skip
-    assert open_campaign(Path("kept")) == campaign
+    assert not campaign.folder.path.exists()
+    assert settle(campaign.spec, campaign.folder.path) == open_campaign(Path("kept")) == campaign
 
 
 def test_a_folder_is_read_as_it_was_written_and_new_cells_are_counted_on(folder: Path) -> None:
@@ -58,6 +63,62 @@ def test_a_folder_is_read_as_it_was_written_and_new_cells_are_counted_on(folder:
         (cell.parallel, cell.axes["count"]): cell.number for cell in before.cells
     }
     assert sorted(numbers.values()) == list(range(6))
+
+
+CHANGED = ["campaign.seed=7", "axes.count=3"]
+
+
+@pytest.mark.parametrize("left", [[], ["logs/golden.log"], ["golden/machine/.ddp:2-seed1-unfinished/clean"]])
+def test_a_campaign_that_nothing_was_made_for_gives_way_to_another(folder: Path, left: list[str]) -> None:
+    Store(folder / "results.sqlite", write=True).close()
+    for name in left:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    spec = read_spec(folder.parent / "spec.toml", CHANGED)
+    assert settle(spec, folder) == open_campaign(folder) == Campaign(Folder(folder), spec, cells_of(spec))
+
+
+def test_a_campaign_with_a_golden_run_gives_way_to_no_other(folder: Path) -> None:
+    (folder / "golden" / "machine" / "ddp:2-seed1").mkdir(parents=True)
+    with pytest.raises(UsageError, match="kept has results with seed = 0, the spec now says 7: "):
+        campaign_of(folder.parent / "spec.toml", folder, CHANGED)
+
+
+def test_a_campaign_whose_first_run_is_being_made_gives_way_to_no_other(folder: Path) -> None:
+    (folder / "results-1-of-2.sqlite").touch()
+    owner = Owner("elsewhere", 1, "1")
+    (folder / "results-1-of-2.sqlite.lock").write_text(owner.text())
+    with pytest.raises(OutputError, match=r"process 1 on elsewhere runs the campaign in .*kept with seed = 0, the"):
+        campaign_of(folder.parent / "spec.toml", folder, CHANGED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("campaign.trials=3", r"kept has results with trials = 4 of cell ddp:2 count=1, the spec now says 3: .* give "),
+        ("campaign.null_trials=2", r"kept has results with null_trials = 3, the spec now says 2: only trials and axis"),
+    ],
+)
+def test_trials_are_not_taken_away(folder: Path, change: str, message: str) -> None:
+    """Of two shards, the second of which has the trial with the highest number."""
+    for number, kind, cell in ((3, "trial", 0), (2, "null", -1)):
+        with Store(folder / f"results-{number % 2 + 1}-of-2.sqlite", write=True) as store:
+            store.add(RunRecord(kind, "ddp:2", 1, cell=cell, trial=number, fingerprint="f"))
+    usual = ["campaign.trials=4", "campaign.null_trials=3"]
+    assert campaign_of(folder.parent / "spec.toml", folder, usual).spec.trials == 4
+    with pytest.raises(UsageError, match=message):
+        campaign_of(folder.parent / "spec.toml", folder, [*usual, change])
+
+
+@pytest.mark.parametrize("recipe", ["missing.py:MINE", "digits.py:OTHER"])
+def test_a_first_run_that_makes_nothing_leaves_nothing(tmp_path: Path, recipe: str) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    (tmp_path / "digits.py").write_text("from flipper.training.recipes import digits_mlp as MINE\n")
+    changes = [f"campaign.recipe={tmp_path / recipe}", "axes.parallel=single"]
+    asked = campaign_of(tmp_path / "spec.toml", tmp_path / "kept", changes)
+    with open_engine("local") as engine, pytest.raises(UsageError):
+        run_campaign(asked, engine)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["digits.py", "spec.toml"]
 
 
 @pytest.mark.parametrize(

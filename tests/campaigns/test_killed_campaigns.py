@@ -159,7 +159,12 @@ def test_a_campaign_that_another_process_runs_is_left_to_it(tmp_path: Path, temp
     (tmp_path / "spec.toml").write_text(ENDLESS)
     first = begin(tmp_path, "run", "spec.toml", "-q", temporary=temporary)
     assert wait_until(lambda: (tmp_path / "small" / "results.sqlite.lock").exists())
-    code, out, err = campaign(tmp_path, "run", "spec.toml", "-q")
+    assert wait_until((tmp_path / "small" / "campaign.json").exists)
+    kept = (tmp_path / "small" / "campaign.json").read_bytes()
+    code, out, err = campaign(
+        tmp_path, "run", "spec.toml", "-q", "--set", "campaign.trials=50", "--set", "axes.bits=exponent,sign"
+    )
+    assert (tmp_path / "small" / "campaign.json").read_bytes() == kept
     lock = "small/results.sqlite.lock"
     who = f"process {first.pid} on {socket.gethostname()}"
     assert (code, out) == (1, "")

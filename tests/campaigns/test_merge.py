@@ -121,7 +121,7 @@ def test_a_shard_of_a_campaign_with_a_margin_is_refused(tmp_path: Path) -> None:
 def made(folder: Path, **values: Any) -> Campaign:
     axes = values.pop("axes", {"parallel": ["single", "ddp:2"], "count": [1, 10]})
     usual = {"name": "made", "recipe": "digits-mlp", "inject_epoch": 1, "epochs": 2, "trials": 4}
-    return settle(spec_of({"campaign": {**usual, **values}, "axes": axes}), folder, {})
+    return settle(spec_of({"campaign": {**usual, **values}, "axes": axes}), folder)
 
 
 def trial(cell: int, number: int, parallel: str = "single", **values: Any) -> RunRecord:

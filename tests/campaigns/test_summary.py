@@ -34,7 +34,7 @@ def results(tmp_path: Path) -> Results:
     }  # fmt: skip
     axes = {"parallel": ["ddp:2", "pipeline:2"], "bits": ["sign", "exponent", "mantissa"], "count": 1}
     spec = spec_of({"campaign": campaign_table, "axes": axes})
-    campaign = settle(spec, tmp_path, {})
+    campaign = settle(spec, tmp_path)
     population = {"sign": 100, "exponent": 800, "mantissa": 2300}
     with Store(campaign.folder.results(), write=True) as store:
         for parallel, seed in itertools.product(("ddp:2", "pipeline:2"), (1, 2)):

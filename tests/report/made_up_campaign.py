@@ -56,7 +56,7 @@ def made_up(
     if "margin" not in keys:
         table["trials"] = "all" if census else max(trials, 1)
     spec = spec_of(document, folder)
-    campaign = settle(spec, folder, {})
+    campaign = settle(spec, folder)
     chance = random.Random(7)
     resumed = campaign.cells[0].axes.get("checkpoint")
     with Store(campaign.folder.results(), write=True) as store:

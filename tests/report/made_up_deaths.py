@@ -36,7 +36,7 @@ def made_up(
     }  # fmt: skip
     axes = {"parallel": list(layouts), "recovery": list(LOST), "step": ["1-10", "30-40"]}
     spec = spec_of({"campaign": table, "axes": axes})
-    campaign = settle(spec, folder, {})
+    campaign = settle(spec, folder)
     evals = [(step, 0.2, 0.9) for step in (10, 20, 30, 40)]
     with Store(campaign.folder.results(), write=True) as store:
         for layout in layouts:

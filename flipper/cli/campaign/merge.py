@@ -32,18 +32,19 @@ def command(
       flipper campaign merge dp-vs-mp
     """
     from flipper.campaigns.merge import merge
-    from flipper.campaigns.store import trials_there
+    from flipper.campaigns.store import numbers_there
 
     campaign = asked(where, None, ())
     joined = merge(campaign, others)
-    there = trials_there(campaign.folder.results())
+    there = numbers_there(campaign.folder.results())
+    trials = {cell.number: len(there.get(("trial", cell.number), ())) for cell in campaign.cells}
     open_ended = campaign.spec.census or campaign.spec.margin is not None
     say(f"joined {len(joined)} databases into {campaign.folder.results()}", quiet)
     emit(
         {
             "folder": str(campaign.folder.path),
-            "trials": sum(there.values()),
-            "missing": None if open_ended else sum(max(0, c.trials - there[c.number]) for c in campaign.cells),
+            "trials": sum(trials.values()),
+            "missing": None if open_ended else sum(max(0, c.trials - trials[c.number]) for c in campaign.cells),
             "joined": [
                 {
                     "database": str(each.path),
