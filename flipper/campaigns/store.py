@@ -35,7 +35,8 @@ MIGRATIONS: Final = (
 
 
 class Store:
-    """The database of a campaign, for `with`. A reader sees what is committed while another process writes.
+    """The database of a campaign, for `with`. A reader sees what is committed while another process writes,
+    and in an empty file no runs.
 
     write: take the lock of the one writer; OutputError names who has it, or says that the database is damaged, which
     is looked for before anything is added. A rollback journal, since write-ahead logs
@@ -135,6 +136,10 @@ class Store:
             where = f"file:{_quoted(self.path)}?mode={mode}"
             database = sqlite3.connect(where, uri=True, timeout=30, check_same_thread=False)
             try:
+                if not write and _version(database) == 0:  # its writer was killed at once, or is about to begin
+                    database.close()
+                    database = sqlite3.connect(":memory:", check_same_thread=False)
+                    _bring_up_to_date(database)
                 self._prepare(database, write)
             except BaseException:
                 database.close()
@@ -143,12 +148,10 @@ class Store:
 
     def _prepare(self, database: sqlite3.Connection, write: bool) -> None:
         """Check the database and bring its tables up to date; a reader is kept from changing it."""
-        version = int(database.execute("PRAGMA user_version").fetchone()[0])
+        version = _version(database)
         if version > len(MIGRATIONS):
             raise UsageError(f"{self.path} was written by a newer flipper (version {version} of its tables)")
         if not write:
-            if version == 0:  # its writer was killed at once
-                raise UsageError(f"{self.path.parent} has no results yet: {self.path.name} is empty")
             if version < len(MIGRATIONS):
                 raise UsageError(f"{self.path} is of an older flipper; `campaign run` brings it up to date")
             database.execute("PRAGMA query_only = ON")
@@ -157,12 +160,21 @@ class Store:
         if problem != "ok":
             raise sqlite3.DatabaseError(str(problem).splitlines()[-1])
         database.execute("PRAGMA journal_mode = DELETE")
-        for number, script in enumerate(MIGRATIONS[version:], version + 1):
-            database.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
+        _bring_up_to_date(database)
 
     def _unlock(self) -> None:
         if self._lock is not None:
             locks.release(self._lock)
+
+
+def _version(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _bring_up_to_date(database: sqlite3.Connection) -> None:
+    version = _version(database)
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        database.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
 
 
 def lock_of(path: Path) -> Path:

@@ -17,6 +17,7 @@ from flipper.campaigns.merge import merge
 from flipper.campaigns.record import RunRecord
 from flipper.campaigns.run import run_campaign
 from flipper.campaigns.spec import spec_of
+from flipper.campaigns.status import status
 from flipper.campaigns.store import Store
 from flipper.errors import OutputError, UsageError
 
@@ -232,6 +233,15 @@ def test_golden_runs_that_differ_on_one_kind_of_machine_are_refused(tmp_path: Pa
         put(mine, RunRecord("golden", "single", 1, fingerprint="f", state_digest=digest), shard=(number, 2))
     with pytest.raises(UsageError, match='the golden run of single, training seed 1, has state_digest = "a" in'):
         merge(mine)
+
+
+def test_a_shard_that_was_killed_at_once_has_no_trials(tmp_path: Path) -> None:
+    mine = made(tmp_path)
+    golden = RunRecord("golden", "single", 1, fingerprint="f", metric=0.9)
+    put(mine, golden, trial(0, 0), shard=(1, 2))
+    mine.folder.results((2, 2)).touch()
+    assert status(tmp_path)["trials"] == 1
+    assert [(each.new, each.held["trial"]) for each in merge(mine)] == [(2, 1), (0, 0)]
 
 
 def test_what_has_nothing_to_join_is_told(tmp_path: Path) -> None:

@@ -130,6 +130,18 @@ def test_results_of_a_newer_flipper_are_refused(tmp_path: Path) -> None:
         Store(tmp_path / "r.sqlite")
 
 
+def test_an_empty_file_has_no_runs_and_stays_empty(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    path.touch()
+    with Store(path) as store:
+        assert list(store.runs("trial", detail=True)) == []
+        assert (store.facts(), store.finished(), store.of_plan("p")) == ({}, {}, None)
+    assert path.read_bytes() == b""
+    with Store(path, write=True) as store:
+        store.add(trial())
+        assert store.finished() == {0: {0}}
+
+
 def test_reading_makes_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no results yet"):
         Store(tmp_path / "r.sqlite")
