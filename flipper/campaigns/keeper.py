@@ -42,7 +42,7 @@ def main() -> None:
                 stderr=log, start_new_session=True,
             )  # fmt: skip
     except OSError as error:
-        print(json.dumps({"error": f"{error.filename or job['words'][0]}: {error.strerror}"}))
+        _tell({"error": f"{error.filename or job['words'][0]}: {error.strerror}"})
         return
     code, manner = _follow(process.pid, began + job["timeout"], awake)
     seconds = time.monotonic() - began
@@ -50,7 +50,14 @@ def main() -> None:
     if manner == "left alone":
         shutil.rmtree(job["scratch"], ignore_errors=True)
     else:
-        print(json.dumps({"code": code, "timed_out": manner == "late", "seconds": seconds, "left": left}))
+        _tell({"code": code, "timed_out": manner == "late", "seconds": seconds, "left": left})
+
+
+def _tell(answer: dict[str, object]) -> None:
+    """Print an answer, or nothing where nobody reads it any more."""
+    # Not sys.stdout, which at exit would complain of what it could not write.
+    with suppress(BrokenPipeError), open(1, "w", encoding="ascii", closefd=False) as out:
+        out.write(json.dumps(answer) + "\n")
 
 
 def _wake_on(number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -174,6 +175,19 @@ def test_many_commands_at_once_have_their_own_ends(tmp_path: Path) -> None:
     futures = [pool.submit(run, f, "sh", "-c", f"sleep 0.2; exit {number}") for number, f in enumerate(folders)]
     assert [future.result().code for future in futures] == list(range(16))
     pool.shutdown()
+
+
+@pytest.mark.parametrize("words", [["true"], ["no-such-program"]])
+def test_a_keeper_whose_reader_is_gone_says_nothing(tmp_path: Path, words: list[str]) -> None:
+    job = {"words": words, "cwd": str(tmp_path), "env": {}, "log": str(tmp_path / "log"), "timeout": 60, "scratch": ""}
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [sys.executable, "-I", "-S", keeper.__file__, json.dumps(job)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
 
 
 def test_processes_are_listed_alike_with_and_without_proc() -> None:
