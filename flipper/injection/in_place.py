@@ -26,6 +26,7 @@ from flipper.injection.recording import (
 )
 from flipper.injection.scratch import scratch
 from flipper.injection.undo import undo
+from flipper.shell_words import path_word
 
 
 def alter_in_place(checkpoint: Checkpoint, plan: FaultPlan, changes: Changes, force: bool, note: Record) -> Manifest:
@@ -63,7 +64,8 @@ def _restored(path: Path, place: Path, error: OSError) -> OutputError:
     try:
         undo(path, place)
     except (FlipperError, OSError):
-        return OutputError(f"{path}: {cause}; `flipper undo {path} --manifest {place}` restores it")
+        command = f"flipper undo {path_word(path)} --manifest {path_word(place)}"
+        return OutputError(f"{path}: {cause}; `{command}` restores it")
     return OutputError(f"{path}: {cause}; it is as it was")
 
 

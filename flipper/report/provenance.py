@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -14,6 +13,7 @@ from flipper.campaigns.folder import Campaign
 from flipper.campaigns.results import Results
 from flipper.campaigns.spec import Spec
 from flipper.errors import DAMAGED
+from flipper.shell_words import path_word
 
 _ELSEWHERE: Final = ("slices", "census", "commands", "metrics", "here")
 """Fields of a spec that are no keys of [campaign]."""
@@ -52,7 +52,7 @@ def last_change(campaign: Campaign) -> str:
 def commands(campaign: Campaign) -> list[tuple[str, str]]:
     """What repeats the campaign, or a trial of it, or prints more of it; each with what it does."""
     folder = _folder(campaign)
-    spec = shlex.quote(f"{campaign.spec.name}.toml")
+    spec = path_word(f"{campaign.spec.name}.toml")
     return [
         ("Run the campaign again, from the file above", f"flipper campaign run {spec} --out NEW-FOLDER"),
         ("All trials as a table", f"flipper campaign export {folder} --to csv -o trials.csv"),
@@ -66,7 +66,7 @@ def trial_command(campaign: Campaign) -> str:
 
 
 def _folder(campaign: Campaign) -> str:
-    return shlex.quote(campaign.folder.path.resolve().name)
+    return path_word(campaign.folder.path.resolve().name)
 
 
 def spec_text(spec: Spec) -> str:

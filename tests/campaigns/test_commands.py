@@ -607,14 +607,15 @@ def test_from_the_shell_with_its_warning_and_without_torch(tmp_path: Path) -> No
     )
     code = "import sys; sys.modules['torch'] = None; from flipper.cli import main; main()"
     arguments = ["campaign", "run", folder / "own.toml", "--set", "axes.bits=exponent-msb", "--set",
-                 "metrics.metric=acc", "--format", "json"]  # fmt: skip
+                 "metrics.metric=acc", "--format", "json", "--out=-its results"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outcomes"] == {"degraded": 2}
     assert done.stderr.count("warning: commands.shell is deterministic and has no {seed}") == 1
-    record = json.loads((tmp_path / "own" / "campaign.json").read_text())
+    assert "`flipper campaign report './-its results'` shows them" in done.stderr
+    record = json.loads((tmp_path / "-its results" / "campaign.json").read_text())
     assert record["spec"]["here"] == str(folder)
     assert record["spec"]["metric"] == "acc"
     assert [cell["axes"]["checkpoint"] for cell in record["cells"]] == ["weights.safetensors"]

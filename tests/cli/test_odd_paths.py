@@ -12,7 +12,16 @@ import pytest
 from cli_tools import CNN, MLP, SAMPLES, flipper, here, is_one_error, rows_of, strict
 from safetensors.numpy import save_file
 
+from flipper.shell_words import path_word
+
 NAMES = ["with space", "-dash", "--", "é\u2028x", "new\nline", "quote'\"`$(x)%s{0}*?[x]", "a" * 200, "\udcff"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_that_is_told_names_a_file_as_a_shell_takes_it(tmp_path, name):
+    (tmp_path / name).write_text("seen")
+    words = ["sh", "-c", f"cat {path_word(name)}"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=True).stdout == b"seen"
 
 
 @pytest.mark.parametrize("name", NAMES)

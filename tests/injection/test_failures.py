@@ -151,6 +151,13 @@ def test_a_record_that_fails_after_the_file_was_altered_takes_it_back(
     assert names_in(source.parent) == [source.name]
 
 
+def test_what_could_not_be_put_back_is_told_with_the_command_that_does(tmp_path: Path) -> None:
+    error = in_place._restored(Path("-a"), tmp_path / "its manifest", OSError(errno.EIO, "Input/output error"))
+    assert str(error) == (
+        f"-a: Input/output error; `flipper undo ./-a --manifest '{tmp_path}/its manifest'` restores it"
+    )
+
+
 def test_a_missing_folder_and_names_that_are_taken(source: Path, tmp_path: Path) -> None:
     plan = drawn(source)
     with pytest.raises(OutputError, match="there is no folder"):

@@ -10,6 +10,7 @@ from flipper.cli.campaign.options import OUT, SET, SPEC_OR_FOLDER, asked, shard_
 from flipper.cli.campaign.progress import follow
 from flipper.cli.options import output_options
 from flipper.cli.output import emit, say
+from flipper.shell_words import path_word
 
 
 @click.command(short_help="Run it, or go on with it.")
@@ -57,7 +58,7 @@ def command(
         raise
     what = "report" if part is None else "merge"
     does = "shows them" if part is None else "joins those of all shards"
-    say(f"results are in {campaign.folder.results(part)}; `flipper campaign {what} {folder}` {does}", quiet)
+    say(f"results are in {campaign.folder.results(part)}; `flipper campaign {what} {path_word(folder)}` {does}", quiet)
     emit(
         {
             "folder": str(folder),
