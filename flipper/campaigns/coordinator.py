@@ -76,11 +76,11 @@ class Coordinator:
         self._noted: set[str] = set()
         self._runs = runner_of(campaign.spec)
         self._harmful: dict[int, dict[int, bool]] = {}  # by cell and trial
+        self._began = 0.0
 
     def run(self) -> Progress:
         """Run all that is not there yet; raises the first error, after storing what had finished."""
-        began = time.monotonic()
-        before = float(self.store.facts().get("seconds", 0.0))
+        self._began = time.monotonic() - float(self.store.facts().get("seconds", 0.0))
         self._goldens = {golden_key(golden): golden for golden in self.store.runs("golden")}
         try:
             self._controls()
@@ -89,7 +89,7 @@ class Coordinator:
             self._on_results()
             self._audits()
         finally:
-            self.store.set_fact("seconds", before + time.monotonic() - began)
+            self.store.set_fact("seconds", self._seconds())
         return self.progress
 
     def judged(self, record: RunRecord) -> Judgement:
@@ -268,13 +268,17 @@ class Coordinator:
         record = records[-1]
         if record.kind not in ("golden", "control"):
             self._on_results()
-        self.store.add(*records)
+        self.store.join(records, {"seconds": self._seconds()})  # a run that is killed won't say
         self.progress.done += 1
         if record.kind == "trial":
             self._count(record)
             self.progress.reused += record.reused is not None
             self.progress.ended_early += record.ended_early
         self._on_progress(self.progress)
+
+    def _seconds(self) -> float:
+        """How long the campaign has run, all calls together."""
+        return time.monotonic() - self._began
 
     def _count(self, record: RunRecord) -> None:
         """Note a trial's outcome."""

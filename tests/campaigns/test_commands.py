@@ -17,9 +17,13 @@ import pytest
 from shell_training import LINE, alive, document, project, run, until, weights_file, weights_in
 
 from flipper.campaigns.again import run_again
-from flipper.campaigns.folder import open_campaign
+from flipper.campaigns.coordinator import Progress
+from flipper.campaigns.engines import open_engine
+from flipper.campaigns.folder import open_campaign, planned
 from flipper.campaigns.results import Results, load_results, rows
+from flipper.campaigns.run import run_campaign
 from flipper.campaigns.spec import spec_of
+from flipper.campaigns.store import Store
 from flipper.errors import CheckpointError, FlipperError, OutputError, TrainingError, UsageError
 
 WHOLE = "./train.sh {checkpoint} {metrics} {output} jsonl stay"
@@ -541,6 +545,21 @@ def test_more_trials_that_cannot_be_made_leave_the_campaign_as_it_was(tmp_path: 
     (folder / "elsewhere").rename(folder / gone)
     run(folder, {"own": WHOLE}, trials=2)
     assert [cell.trials for cell in open_campaign(folder / "out").cells] == [2]
+
+
+def test_the_seconds_that_a_campaign_has_run_are_kept_with_each_result(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    asked = planned(spec_of(document({"own": WHOLE}, {}, {}, trials=2), folder), folder / "out")
+    told = []
+
+    def look(progress: Progress) -> None:
+        with Store(asked.folder.results()) as store:
+            told.append(store.facts().get("seconds", 0.0))
+
+    with open_engine("local", 1) as engine:
+        run_campaign(asked, engine, on_progress=look)
+    assert told == sorted(told)
+    assert len(set(told)) == 1 + 1 + 2  # before any, with the golden run, and with each trial
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
