@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from flipper.campaigns.record import RunRecord
-from flipper.campaigns.store import Store, trials_there
+from flipper.campaigns.store import Store, numbers_there
 from flipper.errors import OutputError, UsageError
 
 
@@ -117,7 +117,7 @@ def test_a_database_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "r.sqlite").touch()
     monkeypatch.setattr(sqlite3, "connect", connect)
-    for opened in (trials_there, Store):
+    for opened in (numbers_there, Store):
         with pytest.raises(OutputError, match=r"r\.sqlite can't be used: unable to open database file; try again"):
             opened(tmp_path / "r.sqlite")
 
