@@ -202,16 +202,16 @@ def _check_kept(before: Campaign, now: Campaign, there: Numbers) -> None:
         if numbers and cell.number not in cells:
             raise UsageError(f"{where} has {len(numbers)} trials of cell {cell.label}, which the spec no longer has")
         if not spec.census and spec.margin is None and numbers:
-            _check_no_fewer(f"{where} has", "trials", f" of cell {cell.label}", numbers, cells[cell.number].trials)
+            _check_no_fewer(where, "trials", f" of cell {cell.label}", numbers, cells[cell.number].trials)
     if spec.tolerance is None:
-        _check_no_fewer(f"{where} has", "null_trials", "", there.get(("null", -1), set()), spec.null_trials)
+        _check_no_fewer(where, "null_trials", "", there.get(("null", -1), set()), spec.null_trials)
 
 
-def _check_no_fewer(who: str, key: str, of_what: str, numbers: set[int], asked: int) -> None:
+def _check_no_fewer(where: Path, key: str, of_what: str, numbers: set[int], asked: int) -> None:
     count = max(numbers, default=-1) + 1
     if asked < count:
         raise UsageError(
-            f"{who} results with {key} = {count}{of_what}, the spec now says {asked}: "
+            f"{where} has results with {key} = {count}{of_what}, the spec now says {asked}: "
             f"only trials and axis values may be added; give {key} = {count} or more, or choose another --out"
         )
 

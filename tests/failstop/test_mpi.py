@@ -104,6 +104,14 @@ def test_an_mpirun_that_knows_no_ulfm_is_told(monkeypatch: pytest.MonkeyPatch, t
         run(2, (), None, tmp_path)
 
 
+def begin(folder: Path, layout: str, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """A run in this folder, and what all its processes have in their environment."""
+    command = [sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", layout, "-q", *options]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(folder)}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return process, f"FLIPPER_TEST={folder}"
+
+
 def words_of(pid: str) -> list[str]:
     """Of a process's command line; none when it has ended."""
     try:
@@ -114,29 +122,21 @@ def words_of(pid: str) -> list[str]:
 
 @pytest.mark.slow
 def test_nothing_outlives_a_launcher_that_is_killed_before_its_ranks_are_ready(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:2", "-q"]
-    mark = f"FLIPPER_TEST={tmp_path}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    process, mark = begin(tmp_path, "mpi:2")
     try:
         wait_for(lambda: folders_of_ranks(mark))
         (folder,) = folders_of_ranks(mark)
         wait_for(lambda: list(folder.glob("pid-*")))
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     wait_for(lambda: not marked(mark))
     assert not folder.exists()
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_before_all_have_begun_ends_the_run_soon(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:3", "--recovery", "lossy", "-q",
-    ]  # fmt: skip
-    mark = f"FLIPPER_TEST={tmp_path}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process, mark = begin(tmp_path, "mpi:3", "--recovery", "lossy")
     try:
         wait_for(lambda: len(ranks_among(marked(mark))) == 3)
         os.kill(int(ranks_among(marked(mark))[1]), signal.SIGKILL)
@@ -163,13 +163,7 @@ def folders_of_ranks(mark: str) -> set[Path]:
 )
 def test_nothing_outlives_the_launcher(number: signal.Signals, stopped: bool, tmp_path: Path) -> None:
     """No rank, stopped or not, no mpirun, and no folder."""
-    command = [
-        sys.executable, "-m", "flipper", "train", "digits-mlp", "--parallel", "mpi:2", "--steps", "1000000", "--seed",
-        "1", "--metrics", "m.jsonl", "-q",
-    ]  # fmt: skip
-    mark = f"FLIPPER_TEST={tmp_path}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLIPPER_TEST": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process, mark = begin(tmp_path, "mpi:2", "--steps", "1000000", "--seed", "1", "--metrics", "m.jsonl")
     metrics = tmp_path / "m.jsonl"
     try:
         wait_for(lambda: metrics.exists() and metrics.read_text().count('"step"') > 3)
